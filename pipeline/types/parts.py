@@ -1,0 +1,386 @@
+"""The protocols of all parts. Contracts are written here, once; implementations do not repeat them.
+
+Nobody inherits from these: a class joins by having the shape. Constructors store arguments and do
+nothing else; `open()` loads, `close()` frees and may be called twice. Shapes: B rows, W window
+width (longest row's inputs), L one row's window, V vocabulary, D hidden size. "Device array" is an
+`mlx.core.array`, possibly lazy; "host array" is a `numpy.ndarray`. Unless said otherwise everything
+runs on the engine's owner thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from collections.abc import Sequence as Seq
+from typing import Any, Protocol
+
+from pipeline.types.request import Request, Sampling, TokenLogprob
+from pipeline.types.sequence import Attachment, Batch, Emitted, LayerSpec, Sequence, State
+
+Abilities = Collection[str]
+
+
+class Part(Protocol):
+    """What `can` says is checked against the stages' `needs` before anything is opened."""
+
+    can: Abilities
+
+    def open(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Stage(Protocol):
+    """One step of the pipeline. `reads`/`writes` name fields of `Sequence`; a stage touches no other.
+
+    `needs` maps a group (`kv`, `drafter`, …) to abilities its part must have. `thread` is where it
+    runs: "prepare" (pool, no device arrays), "owner" or "io". `run` takes a batch, even of one; it
+    may be called with no row that has work for it. A failure of one row is written to its `error`;
+    an exception means that the whole batch's rows are no longer valid.
+    """
+
+    reads: Collection[str]
+    writes: Collection[str]
+    needs: Mapping[str, Abilities]
+    thread: str
+
+    def run(self, batch: Batch) -> None: ...
+
+
+class Device(Part, Protocol):
+    """Where MLX runs. Opened before mlx is imported anywhere."""
+
+    kind: str  # cpu | metal | cuda, after open
+    weights: str  # float32 | as_is: what checkpoints with 16-bit scales become on a CPU
+
+    def describe(self) -> Mapping[str, Any]:
+        """BLAS, threads, device and versions, for /health and doctor."""
+        ...
+
+
+class StreamDecoder(Protocol):
+    """Turns ids into text piece by piece. Joined pieces equal the one-shot decode of all ids,
+    whatever the split; no piece ends in the middle of a character."""
+
+    def push(self, token_id: int) -> str: ...
+    def flush(self) -> str: ...
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back; safe on any thread, holds no device arrays."""
+
+    template: str | None  # chat template source; None: a base model
+    identity: str  # digest of vocabulary, merges, template and special tokens
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Ids of `text`; a BOS the text already starts with is not doubled."""
+        ...
+
+    def render(
+        self, messages: Seq[Mapping[str, Any]], args: Mapping[str, Any], *, reply: bool = True
+    ) -> list[int]:
+        """Ids of a chat, with the header of the assistant's turn if `reply`.
+        RequestError (400) where there is no template or the template refuses."""
+        ...
+
+    def decode(self, ids: Seq[int]) -> str: ...
+    def token_bytes(self, token_id: int) -> bytes:
+        """The token's own bytes, special tokens included by their text."""
+        ...
+
+    def decoder(self) -> StreamDecoder: ...
+
+
+class Target(Part, Protocol):
+    """A language model. Attributes below are known after `open()`."""
+
+    name: str
+    tokenizer: Tokenizer
+    artifact: str  # digest of the weights and the code version that reads them
+    vocab_size: int
+    context_len: int  # positions; none at or past it is ever run
+    eos_ids: frozenset[int]
+    generation: Sampling  # the model's generation_config, None where it says nothing
+    specs: tuple[LayerSpec, ...]  # one a layer that keeps state
+    dtype: str
+    weight_bytes: int
+    calls: int  # forwards so far; tests count it
+
+    def hidden(self, tokens_BW: Any, caches: Seq[Any]) -> Any:
+        """hidden_BWD after the last norm. Adds one to `calls`. Lazy."""
+        ...
+
+    def head(self, hidden_BWD: Any) -> Any:
+        """logits_BWV, soft-cap included. Lazy."""
+        ...
+
+    def prefill_chunk(self, prompt_len: int) -> int | None:
+        """Preferred chunk in tokens for a prompt of this length; None: the stage decides."""
+        ...
+
+
+class Round(Protocol):
+    """One open transaction on `Rows`: forward once over `tokens_BW` with `caches`, then resolve.
+
+    Row b's asked tokens are `widths[b]` columns; their outputs lie in `columns(b)`. Columns beyond
+    are padding: never sampled, never kept. Exactly one of `resolve` and `abandon` ends it.
+    """
+
+    tokens_BW: Any  # device int32: the real input, possibly longer than asked (replayed tokens)
+    caches: Seq[Any]  # one a layer, as mlx-lm's models take them
+    widths: Seq[int]
+
+    def columns(self, row: int) -> slice: ...
+    def feed(self, tokens: Seq[int]) -> None:
+        """Fill in the inputs of a round begun by `begin_ahead`, one a row, before it is launched."""
+        ...
+
+    def launch(self, *arrays: Any) -> None:
+        """Start evaluating `arrays` and the rows' new state. From here on only coverage can move."""
+        ...
+
+    def resolve(self, keep: Seq[int]) -> None:
+        """Keep the first `keep[b]` (0..widths[b]) asked inputs of each row. Afterwards the rows hold
+        exactly the kept tokens. AssertionError out of range or if not the oldest open round."""
+        ...
+
+    def abandon(self) -> None:
+        """End a round that was never launched; the rows are as before `begin`."""
+        ...
+
+
+class Change(Protocol):
+    """A prepared change of membership. Everything that can fail has happened."""
+
+    def commit(self) -> None:
+        """Swap it in. Cannot fail."""
+        ...
+
+    def dispose(self) -> None:
+        """Free what was not used: the new state before `commit`, the old one after."""
+        ...
+
+
+class Rows(Protocol):
+    """State of all rows in all layers. `lengths[b]` tokens are held by row b in every layer."""
+
+    size: int
+    lengths: Seq[int]
+
+    def begin(self, tokens: Seq[Seq[int]]) -> Round:
+        """Open a round with these inputs (host ids, ragged; a row may have none)."""
+        ...
+
+    def begin_ahead(self) -> Round:
+        """Open a round of one input a row on top of the launched one, assuming that it keeps
+        everything; its ids are given later by `feed`. If the assumption fails: `abandon`."""
+        ...
+
+    def prepare_append(self, states: Seq[State | None]) -> Change:
+        """New rows at the end, empty for None, else holding the state's tokens (materialized)."""
+        ...
+
+    def filter(self, keep: Seq[int]) -> None:
+        """Keep these rows, in this order. An empty list leaves reusable empty rows."""
+        ...
+
+    def extract(self, row: int, tokens: Seq[int], namespace: str) -> State:
+        """The row's state for joining other rows at once: arrays may be lazy views."""
+        ...
+
+    def capture(self, row: int, tokens: Seq[int], namespace: str, start: int = 0) -> State:
+        """An owned, evaluated, compact state of the row's first len(tokens) tokens, whose segments
+        begin at `start` (the tier already holds the rest)."""
+        ...
+
+    def nbytes(self) -> int: ...
+    def check_integrity(self) -> None:
+        """Recount everything; AssertionError with the numbers."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class KVPolicy(Part, Protocol):
+    """How keys, values and other layer state are stored. `identity` goes into the namespace."""
+
+    identity: Mapping[str, Any]
+
+    def rows(self, target: Target, max_width: int) -> Rows:
+        """Empty rows; a round may be up to `max_width` wide without losing what windows need.
+        OpenError where the model has a layer kind this policy cannot store, naming the layers."""
+        ...
+
+    def bytes_per_token(self, target: Target) -> float: ...
+
+
+class DraftRows(Protocol):
+    """The drafter's own state of every row of the batch, in the same order.
+
+    Between rounds each row has processed exactly the tokens the target's row holds.
+    """
+
+    size: int
+
+    def prefill(self, tokens: Seq[Seq[int]], hidden: Any = None) -> None:
+        """The target's rows took these prompt tokens; `hidden` as the drafter's taps want it."""
+        ...
+
+    def draft(self, pending: Seq[int], depths: Seq[int], samplers: Seq[Any]) -> list[list[int]]:
+        """0..depths[b] proposed ids a row to follow `pending[b]`. Deterministic."""
+        ...
+
+    def commit(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
+        """The target's rows kept these inputs of the round `draft` was called for."""
+        ...
+
+    def consume(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
+        """The same for a round in which `draft` was not called."""
+        ...
+
+    def prepare_append(self, tokens: Seq[Seq[int]], attachments: Seq[Attachment | None]) -> Change:
+        """Rows that have processed `tokens`: from the attachment where it fits, else refilled from
+        the ids where the drafter can, else cold."""
+        ...
+
+    def filter(self, keep: Seq[int]) -> None: ...
+    def capture(self, row: int) -> Attachment | None: ...
+    def check_integrity(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Drafter(Part, Protocol):
+    """Proposes tokens. A failure in here costs a row its speculation, never its answer.
+
+    `prefill` is "tail" (the last prompt token heads the first window) or "full" (token 0 is sampled
+    from prefill). `namespace` identifies artifact, method and settings, known without opening rows.
+    """
+
+    prefill: str
+    namespace: str
+    taps: Seq[int]  # layers whose outputs it wants to see; empty: none
+
+    def rows(self, target: Target, max_width: int) -> DraftRows: ...
+
+
+class Depth(Part, Protocol):
+    """How many tokens to draft. `max` bounds every row and sets the rows' `max_width` (max + 1)."""
+
+    max: int
+
+    def choose(self, batch: Batch) -> list[int]:
+        """Depth of each row for this round, 0..max."""
+        ...
+
+    def observe(self, batch: Batch, seconds: float) -> None:
+        """The round just committed took this long from draft to commit."""
+        ...
+
+
+class RowSampler(Protocol):
+    """One request's way of choosing tokens. Noise depends on (seed, position) alone."""
+
+    greedy: bool  # plain argmax: no history, no noise, no log-probabilities
+
+    def draw(self, logits_V: Any, position: int) -> tuple[int, TokenLogprob | None]:
+        """The target's own token at absolute `position`; changes nothing. logits_V is a host array."""
+        ...
+
+    def push(self, token_id: int) -> None:
+        """This token was emitted; penalties see it from now on."""
+        ...
+
+
+class Sampler(Part, Protocol):
+    """Recipe defaults of sampling and the maker of row samplers."""
+
+    defaults: Sampling
+
+    def bind(self, sampling: Sampling, seed: int, prompt_ids: Seq[int], logprobs: int | None) -> RowSampler:
+        """`sampling` is resolved: nothing in it is None except seed."""
+        ...
+
+
+class Rule(Part, Protocol):
+    """Decides what the target agrees with."""
+
+    def accept(self, sequence: Sequence, logits_LV: Any, limit: int, eos_ids: Collection[int]) -> tuple[list[Emitted], int]:
+        """Walk the window: emitted tokens (accepted drafts, then a correction or bonus) and how many
+        drafts were accepted. Stops after an EOS (emitted last, counted as accepted if drafted) and
+        after `limit` tokens; nothing beyond is sampled. logits_LV is a host array."""
+        ...
+
+
+class Matcher(Protocol):
+    """One row's place in its constraint; advanced by emitted tokens only."""
+
+    def mask(self, logits_V: Any) -> Any: ...
+    def push(self, token_id: int) -> None: ...
+    def forced(self, limit: int) -> list[int]: ...
+    @property
+    def done(self) -> bool: ...
+
+
+class Constraint(Part, Protocol):
+    """Compiles a request's grammar. RequestError that says where, if it cannot."""
+
+    def bind(self, request: Request, tokenizer: Tokenizer) -> Matcher | None: ...
+
+
+class Adapters(Part, Protocol):
+    """Weight deltas on the target. `identity` of the mounted set goes into the namespace."""
+
+    def identity(self, request: Request) -> Mapping[str, Any]: ...
+
+
+class Match(Protocol):
+    """A borrowed state. Materialize it (prepare_append), then `release`."""
+
+    state: State
+    tier: str
+
+    def release(self) -> None: ...
+
+
+class Tier(Part, Protocol):
+    """Keeps saved states by token prefix and namespace. A tier that fails is a miss, never an error."""
+
+    name: str
+
+    def lookup(self, tokens: Seq[int], namespace: str, limit: int) -> Match | None:
+        """The longest usable state for a prefix of `tokens`, at most `limit` long. O(len(tokens))."""
+        ...
+
+    def covered(self, tokens: Seq[int], namespace: str) -> int:
+        """How many leading tokens are held already, so that `capture` need not copy them."""
+        ...
+
+    def put(self, state: State) -> bool:
+        """Take ownership. False if it was dropped (over the cap, or its base is gone)."""
+        ...
+
+    def clear(self) -> None: ...
+    def stats(self) -> Mapping[str, int | float]: ...
+    def check_integrity(self) -> None: ...
+
+
+class Scheduler(Part, Protocol):
+    """Orders waiting requests. Knows nothing of models."""
+
+    def order(self, waiting: Seq[Sequence], active: Seq[Sequence]) -> list[Sequence]:
+        """Who may start first. The engine takes from the front while there is room."""
+        ...
+
+
+class Limits(Part, Protocol):
+    """What the operator allows."""
+
+    max_rows: int
+    max_queue: int
+    max_tokens: int | None  # cap on every answer
+    context: int | None  # cap on prompt + answer, below the model's own
+
+    def admit(self, prompt_len: int, max_new: int, target: Target, kv: KVPolicy) -> None:
+        """RequestError with the arithmetic if the request can never fit."""
+        ...
+
+
+Work = Callable[[], Any]

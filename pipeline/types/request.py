@@ -1,0 +1,121 @@
+"""What comes in and what goes out: plain data, safe on any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen. `None` means "not said": the next in line decides
+    (request, then recipe, then the model's generation_config, then neutral)."""
+
+    temperature: float | None = None  # 0 is greedy
+    top_p: float | None = None  # (0, 1]; 1 is off
+    top_k: int | None = None  # 0 is off
+    min_p: float | None = None  # [0, 1]; 0 is off
+    repetition_penalty: float | None = None  # 1 is off
+    presence_penalty: float | None = None  # 0 is off
+    frequency_penalty: float | None = None  # 0 is off
+    logit_bias: tuple[tuple[int, float], ...] | None = None
+    seed: int | None = None
+
+    def over(self, lower: Sampling) -> Sampling:
+        """These settings where they are said, else those of `lower`."""
+        said = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
+        return replace(lower, **said)
+
+
+NEUTRAL = Sampling(0.0, 1.0, 0, 0.0, 1.0, 0.0, 0.0, (), None)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asked. Exactly one of `messages`, `text`, `token_ids` is set."""
+
+    id: str
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int | None = None  # a ceiling; None: until EOS or the context ends
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None  # None: off; n: the chosen token and the n best
+    ignore_eos: bool = False  # go on after EOS (benchmarks)
+    prefill_chunk: int | None = None  # tokens
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    client: str = ""  # fairness key; never part of a namespace
+    priority: int = 0
+    session_id: str | None = None  # affinity only; never part of a namespace
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """One emitted token's log-probability, after penalties and bias, before temperature and
+    filters. `top` holds the best alternatives, sorted, the chosen one included only by rank."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts of one request. `completion_tokens` counts EOS once and never a discarded token."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How drafting went. `by_position[i]` counts proposals of at least i+1 tokens."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    drafted_by_position: tuple[int, ...] = ()
+    accepted_by_position: tuple[int, ...] = ()
+    target_calls: int = 0  # forwards of the target this request took part in, prefill included
+
+
+@dataclass(frozen=True)
+class Delta:
+    """Newly delivered output. `text` never splits a character and never holds a stop string."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The request passed admission; it has this many prompt tokens."""
+
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """The request's last event when all went well."""
+
+    finish_reason: FinishReason
+    usage: Usage
+    seed: int
+    timings: Mapping[str, float]  # seconds by stage, and `ttft`, `queue`, `total`
+    speculation: Speculation
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The request's last event when it did not end well. `error` is of our family or a fault."""
+
+    error: Exception
+
+
+Event = Accepted | Delta | Done | Failed

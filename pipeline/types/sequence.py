@@ -1,0 +1,145 @@
+"""One request in flight, the batch it runs in, and the saved state it may leave.
+
+The fields of `Sequence` are the vocabulary of the pipeline: a stage's `reads` and `writes` name
+them, `check` proves their order, and `graph` draws them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pipeline.types.request import Event, FinishReason, Request, Sampling, TokenLogprob
+
+if TYPE_CHECKING:
+    from pipeline.types.parts import DraftRows, Match, Round, RowSampler, Rows
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A token the target agreed to, with its log-probability where the request wants it."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+
+
+@dataclass
+class Sequence:
+    """One request in flight. Only stages write fields below `# stages`; the engine owns the rest."""
+
+    request: Request
+    deliver: Callable[[Event], None]  # thread-safe, never blocks
+
+    # stages
+    prompt_ids: list[int] = field(default_factory=list)
+    boundary: int = 0  # tokens of the prompt that the next turn will repeat (stable template part)
+    namespace: str = ""
+    sampling: Sampling = field(default_factory=Sampling)  # resolved, nothing None but seed
+    seed: int = 0  # the request's, or chosen by the server
+    max_new: int = 0  # ceiling on emitted tokens, clamped to the context
+    sampler: RowSampler | None = None
+    text_state: Any = None  # detokenize's own incremental decoder
+    match: Match | None = None  # the saved state to start from, until it is materialized
+    cached_len: int = 0  # prompt tokens served from saved state
+    processed_ids: list[int] = field(default_factory=list)  # exactly what the target rows hold
+    captured_len: int = 0  # longest length already published
+    pending: int = -1  # next input token: known, not yet in the rows
+    depth: int = 0  # speculation length allowed this round
+    proposal: list[int] = field(default_factory=list)
+    scores: Any = None  # logits_LV of this row's window, on the device or the host
+    accepted: int = 0  # leading proposal tokens the target agreed to
+    emitted: list[Emitted] = field(default_factory=list)  # accepted tokens, then the new pending
+    kept: int = 0  # window inputs that stay in the rows: 1 + delivered drafts, or 0
+    output_ids: list[int] = field(default_factory=list)  # every delivered token, EOS included
+    finish_reason: FinishReason | None = None
+
+    # engine
+    cancelled: bool = False
+    error: Exception | None = None
+    ready: bool = False  # prefill is complete
+    completion_tokens: int = 0
+    timings: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    drafted_by_position: list[int] = field(default_factory=list)
+    accepted_by_position: list[int] = field(default_factory=list)
+
+    @property
+    def live(self) -> bool:
+        """Still producing tokens."""
+        return self.finish_reason is None and self.error is None and not self.cancelled
+
+    @property
+    def position(self) -> int:
+        """Absolute position of the next token to be emitted; keys the noise of its draw."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+
+@dataclass
+class Batch:
+    """The rows of one step. `sequences[i]` owns row i of `rows` and of `draft_rows`.
+
+    Only the engine changes membership, and only while `round` is None.
+    """
+
+    sequences: list[Sequence]
+    rows: Rows
+    draft_rows: DraftRows
+    round: Round | None = None
+    ahead: Round | None = None  # a plain round whose graph was built while the last one ran
+    draft_hidden: Any = None  # what the target showed the drafter this round
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """What decides how a layer's rows are stored, cut and joined."""
+
+    kind: str  # full | sliding | recurrent | latent | ...
+    window: int = 0  # tokens; sliding only: a query sees itself and window - 1 before it
+    signature: str = ""  # heads, sizes, dtype: two states join only if equal
+
+
+@dataclass(frozen=True)
+class LayerSlice:
+    """One layer's arrays for tokens [first, stop of the segment): name -> array (heads, tokens, dim),
+    evaluated and compact. `first` is later than the segment's start where a window has passed."""
+
+    first: int
+    arrays: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tokens [start, stop) in every layer that can be cut by tokens. Immutable; shared by states."""
+
+    start: int
+    stop: int
+    layers: tuple[LayerSlice | None, ...]  # None: this layer cannot be cut, see State.boundaries
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A drafter's companion state at the state's exact length. Never cut."""
+
+    namespace: str
+    schema: str
+    metadata: Mapping[str, str | int | float | bool]
+    tensors: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything needed to go on after `tokens` without running the target over them again.
+
+    Invariant: len(tokens) == last segment's stop == every boundary payload's own length.
+    Immutable and materialized: no array in it is lazy or a view that pins a batch.
+    """
+
+    tokens: tuple[int, ...]
+    namespace: str
+    specs: tuple[LayerSpec, ...]
+    segments: tuple[Segment, ...]  # contiguous from 0
+    boundaries: Mapping[int, Mapping[int, Any]] = field(default_factory=dict)  # length -> layer -> payload
+    attachments: Seq[Attachment] = ()
+    min_reuse: int = 0  # shortest length it may be cut to (delayed quantization)
