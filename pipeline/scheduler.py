@@ -219,7 +219,7 @@ class Turns:
             self._conclude(sequence)
 
     def _conclude(self, sequence: Sequence) -> None:
-        """The sequence's last event. A cancelled one has nobody to tell."""
+        """The sequence's last event."""
         if sequence.match is not None:
             sequence.match.release()
             sequence.match = None
@@ -228,10 +228,8 @@ class Turns:
         self.totals.counts["completion_tokens"] += len(sequence.output_ids)
         self.totals.counts["prompt_tokens"] += len(sequence.prompt_ids)
         self.totals.counts["cached_tokens"] += sequence.cached_len
-        if sequence.error is not None:
-            sequence.deliver(Failed(sequence.error))
-        elif not sequence.cancelled:
-            sequence.deliver(done(sequence))
+        failed = sequence.error is not None and not sequence.cancelled
+        sequence.deliver(Failed(sequence.error) if failed else done(sequence))
 
     # --- faults
 
@@ -268,8 +266,9 @@ class Turns:
 
 
 def done(sequence: Sequence) -> Done:
-    """The last event of a sequence that ended well."""
+    """The last event of a sequence that did not fail."""
     usage = Usage(len(sequence.prompt_ids), len(sequence.output_ids), sequence.cached_len)
     timings = {**sequence.timings, "total": time.perf_counter() - sequence.submitted}
-    assert sequence.finish_reason is not None
-    return Done(sequence.finish_reason, usage, sequence.seed, timings, speculation(sequence))
+    reason = "cancelled" if sequence.cancelled else sequence.finish_reason
+    assert reason is not None
+    return Done(reason, usage, sequence.seed, timings, speculation(sequence))

@@ -11,7 +11,9 @@ class Commit:
     A batch without a round (token 0 of a `full` drafter's prefill) only learns its next input.
     """
 
-    reads = frozenset({"pending", "proposal", "emitted", "kept", "processed_ids", "finish_reason"})
+    reads = frozenset(
+        {"pending", "depth", "proposal", "emitted", "kept", "processed_ids", "finish_reason"}
+    )
     writes = frozenset({"pending", "processed_ids"})
     needs = {"kv": frozenset({"rewind"})}
     thread = "owner"
@@ -33,7 +35,8 @@ class Commit:
             batch.drop_ahead()
         batch.round.resolve([len(ids) for ids in kept])
         batch.round = None
-        take = batch.draft_rows.commit if batch.drafted else batch.draft_rows.consume
+        drafted = any(s.depth for s in batch.sequences)
+        take = batch.draft_rows.commit if drafted else batch.draft_rows.consume
         take(kept, batch.draft_hidden)
         for sequence, ids in zip(batch.sequences, kept, strict=True):
             sequence.processed_ids += ids

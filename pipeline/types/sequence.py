@@ -89,7 +89,6 @@ class Batch:
     draft_rows: DraftRows
     round: Round | None = None
     ahead: tuple[Round, Any] | None = None  # the next plain round and its scores, not launched
-    drafted: bool = False  # draft() was called for the open round
     draft_hidden: Any = None  # what the target showed the drafter this round
     clock: dict[str, float] = field(default_factory=dict)  # seconds by stage, of this batch
 
