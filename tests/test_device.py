@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from stages.blas import extension
 
 ROOT = Path(__file__).resolve().parent.parent
