@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,7 +37,7 @@ def searched(text, low, high, depth, growth):
 def test_proposal_is_what_a_search_finds(text, cuts, low, extra, depth, growth):
     row = NGramRow(low, low + extra, growth)
     borders = [0, *sorted(c for c in cuts if c < len(text) - 1), len(text) - 1]
-    for start, end in zip(borders, borders[1:], strict=False):
+    for start, end in pairwise(borders):
         row.extend(text[start:end])
         row.check_integrity()
     proposal = row.propose(text[-1], depth)

@@ -51,9 +51,7 @@ class HistoryRows:
             for row, token, depth in zip(self._rows, pending, depths, strict=True)
         ]
 
-    def prepare_append(
-        self, tokens: Seq[Seq[int]], attachments: Seq[Attachment | None]
-    ) -> Change:
+    def prepare_append(self, tokens: Seq[Seq[int]], attachments: Seq[Attachment | None]) -> Change:
         return _Append(self._rows, [self._filled(ids) for ids in tokens])
 
     def _filled(self, tokens: Seq[int]) -> HistoryRow:
