@@ -63,7 +63,8 @@ class Answer:
 
     @property
     def finished(self) -> bool:
-        return all(choice.done for choice in self.choices)
+        """Every choice has ended and all events have been given out."""
+        return not self._backlog and all(choice.done for choice in self.choices)
 
     def close(self) -> None:
         """Cancel what still runs, and write the request's one line in the log."""

@@ -32,7 +32,8 @@ async def read_object(request: Request, limit: int) -> dict[str, Any]:
 
 
 async def _read(request: Request, limit: int) -> bytes:
-    chunks, size = [], 0
+    chunks: list[bytes] = []
+    size = 0
     stream = request.stream()
     async for chunk in stream:
         size += len(chunk)

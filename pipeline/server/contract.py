@@ -17,7 +17,8 @@ class Ticket(Protocol):
 class ServedEngine(Protocol):
     """Everything is safe on any thread and returns at once; `stats` and `health` give plain data.
 
-    `health()["alive"]`: the engine thread lives. `health()["ready"]`: it takes requests.
+    `health()["status"]` is "ok" while the engine thread lives; `health()["state"]` is "open" while it
+    takes requests.
     `target_info` has at least name, context_len, vocab_size and eos_ids.
     """
 

@@ -36,12 +36,11 @@ class Status:
     async def health(self, request: Request) -> Response:
         """200 while the engine thread lives, else 503; with BLAS and device."""
         health = self.engine.health()
-        alive = bool(health.get("alive"))
-        return JSON({"status": "ok" if alive else "failed", **health}, 200 if alive else 503)
+        return JSON(health, 200 if health["status"] == "ok" else 503)
 
     async def ready(self, request: Request) -> Response:
         """200 while requests are taken, else 503."""
-        ready = bool(self.engine.health().get("ready"))
+        ready = self.engine.health()["state"] == "open"
         return JSON({"ready": ready}, 200 if ready else 503)
 
     async def stats(self, request: Request) -> Response:
