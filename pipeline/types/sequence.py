@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.types.request import Event, FinishReason, Request, Sampling, TokenLogprob
 
 if TYPE_CHECKING:
-    from pipeline.types.parts import DraftRows, Match, Round, RowSampler, Rows
+    from pipeline.types.parts import DraftRows, Match, Round, Rows, RowSampler
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,9 @@ class State:
     namespace: str
     specs: tuple[LayerSpec, ...]
     segments: tuple[Segment, ...]  # contiguous from 0
-    boundaries: Mapping[int, Mapping[int, Any]] = field(default_factory=dict)  # length -> layer -> payload
+    boundaries: Mapping[int, Mapping[int, Any]] = field(
+        default_factory=dict
+    )  # length -> layer -> payload
     attachments: Seq[Attachment] = ()
     min_reuse: int = 0  # shortest length it may be cut to (delayed quantization)
 
