@@ -226,7 +226,9 @@ class Ram:
         count, place = self._count, {node: i for i, node in enumerate(self._order)}
         assert place.keys() == set(nodes), f"{len(place)} nodes in order, {len(nodes)} in trees"
         sums = sum(node.nbytes for node in nodes), sum(map(width, nodes)), len(nodes)
-        assert sums == (count.bytes, count.tokens, count.entries), f"{sums} in trees, counted {count}"
+        assert sums == (count.bytes, count.tokens, count.entries), (
+            f"{sums} in trees, counted {count}"
+        )
         assert count.bytes <= self.cap, f"{count.bytes} bytes over the cap of {self.cap}"
         late = [n for n in nodes if n.parent in place and place[n.parent] < place[n]]
         assert not late, f"{len(late)} nodes more recent than what they stand on"
