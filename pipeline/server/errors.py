@@ -86,7 +86,7 @@ def _http_fault(error: HTTPException) -> Fault:
 
 
 async def reply(request: Request, error: Exception) -> Response:
-    """Starlette's exception handler for everything that escapes an endpoint."""
+    """The response for what escapes an endpoint or the router."""
     if isinstance(error, (ClientGone, ClientDisconnect)):
         return Response(status_code=499)
     fault = describe(error)
