@@ -137,6 +137,10 @@ class Round(Protocol):
         """Start evaluating `arrays` and the rows' new state. From here on only coverage can move."""
         ...
 
+    def wait(self) -> None:
+        """Block until the rows' state after the launched forward has been computed."""
+        ...
+
     def resolve(self, keep: Seq[int]) -> None:
         """Keep the first `keep[b]` (0..widths[b]) asked inputs of each row. Afterwards the rows hold
         exactly the kept tokens. AssertionError out of range or if not the oldest open round."""
@@ -294,7 +298,9 @@ class Sampler(Part, Protocol):
 
     defaults: Sampling
 
-    def bind(self, sampling: Sampling, seed: int, prompt_ids: Seq[int], logprobs: int | None) -> RowSampler:
+    def bind(
+        self, sampling: Sampling, seed: int, prompt_ids: Seq[int], logprobs: int | None
+    ) -> RowSampler:
         """`sampling` is resolved: nothing in it is None except seed."""
         ...
 
@@ -302,7 +308,9 @@ class Sampler(Part, Protocol):
 class Rule(Part, Protocol):
     """Decides what the target agrees with."""
 
-    def accept(self, sequence: Sequence, logits_LV: Any, limit: int, eos_ids: Collection[int]) -> tuple[list[Emitted], int]:
+    def accept(
+        self, sequence: Sequence, logits_LV: Any, limit: int, eos_ids: Collection[int]
+    ) -> tuple[list[Emitted], int]:
         """Walk the window: emitted tokens (accepted drafts, then a correction or bonus) and how many
         drafts were accepted. Stops after an EOS (emitted last, counted as accepted if drafted) and
         after `limit` tokens; nothing beyond is sampled. logits_LV is a host array."""
@@ -355,6 +363,10 @@ class Tier(Part, Protocol):
 
     def put(self, state: State) -> bool:
         """Take ownership. False if it was dropped (over the cap, or its base is gone)."""
+        ...
+
+    def idle_step(self) -> bool:
+        """Do one bounded piece of background work while nothing runs; True if more is left."""
         ...
 
     def clear(self) -> None: ...

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pipeline.types.request import Event, FinishReason, Request, Sampling, TokenLogprob
 
 if TYPE_CHECKING:
-    from pipeline.types.parts import DraftRows, Match, Round, RowSampler, Rows
+    from pipeline.types.parts import DraftRows, Match, Round, Rows, RowSampler
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,9 @@ class Sequence:
     cancelled: bool = False
     error: Exception | None = None
     ready: bool = False  # prefill is complete
-    completion_tokens: int = 0
+    submitted: float = 0.0  # perf_counter seconds
     timings: dict[str, float] = field(default_factory=dict)
+    entered: dict[str, float] = field(default_factory=dict)  # the batch's clock when it joined
     counts: dict[str, int] = field(default_factory=dict)
     drafted_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
@@ -87,8 +88,15 @@ class Batch:
     rows: Rows
     draft_rows: DraftRows
     round: Round | None = None
-    ahead: Round | None = None  # a plain round whose graph was built while the last one ran
+    ahead: tuple[Round, Any] | None = None  # the next plain round and its scores, not launched
     draft_hidden: Any = None  # what the target showed the drafter this round
+    clock: dict[str, float] = field(default_factory=dict)  # seconds by stage, of this batch
+
+    def drop_ahead(self) -> None:
+        """Forget the round built ahead; the rows are as if it had not been begun."""
+        if self.ahead is not None:
+            self.ahead[0].abandon()
+            self.ahead = None
 
 
 @dataclass(frozen=True)
@@ -140,6 +148,11 @@ class State:
     namespace: str
     specs: tuple[LayerSpec, ...]
     segments: tuple[Segment, ...]  # contiguous from 0
-    boundaries: Mapping[int, Mapping[int, Any]] = field(default_factory=dict)  # length -> layer -> payload
+    boundaries: Mapping[int, Mapping[int, Any]] = field(
+        default_factory=dict
+    )  # length -> layer -> payload
     attachments: Seq[Attachment] = ()
     min_reuse: int = 0  # shortest length it may be cut to (delayed quantization)
+
+    def with_attachment(self, attachment: Attachment) -> State:
+        return replace(self, attachments=(*self.attachments, attachment))

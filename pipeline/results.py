@@ -1,0 +1,35 @@
+"""A stream of events as one plain dict: what `generate` returns and `--json` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from pipeline.types import Delta, Done, TokenLogprob
+
+
+def collect(events: Iterable[Delta | Done]) -> dict[str, Any]:
+    """Join all deltas and the last event."""
+    text: list[str] = []
+    ids: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    last: Done | None = None
+    for event in events:
+        if isinstance(event, Done):
+            last = event
+        else:
+            text.append(event.text)
+            ids += event.token_ids
+            logprobs += event.logprobs
+    assert last is not None, "a stream without a last event"
+    return {
+        "text": "".join(text),
+        "token_ids": ids,
+        **asdict(last.usage),
+        "finish_reason": last.finish_reason,
+        "seed": last.seed,
+        "timings": dict(last.timings),
+        "speculation": asdict(last.speculation),
+        **({"logprobs": [asdict(entry) for entry in logprobs]} if logprobs else {}),
+    }

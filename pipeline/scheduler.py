@@ -1,0 +1,274 @@
+"""The turns of the owner thread: who starts, what runs, who leaves.
+
+One turn is at most one prefill chunk and one decode round. Membership changes only between rounds
+and in two steps, so that a failed preparation changes nothing. A fault in a step costs that batch
+its rows, which are rebuilt from the token lists; a row that faults twice fails alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pipeline.errors import HeadraceError
+from pipeline.trace import Telemetry, Totals, count_round, enter, leave, speculation
+from pipeline.types import Batch, Done, Failed, Sequence, Stage, Usage
+
+MAX_REBUILDS = 1  # a row whose rows are lost more often than this fails
+
+
+class Built(Protocol):
+    """What the scheduler needs of a built pipeline."""
+
+    parts: dict[str, Any]
+    stages: dict[str, Stage]
+    phases: dict[str, list[str]]
+
+
+class Turns:
+    """All requests that have been admitted, and the batches they run in. Owner thread only."""
+
+    def __init__(self, pipeline: Built, telemetry: Telemetry, totals: Totals):
+        self.pipeline, self.telemetry, self.totals = pipeline, telemetry, totals
+        self.waiting: list[Sequence] = []
+        self.prefills: deque[Batch] = deque()
+        self.active = Batch([], None, None)  # type: ignore[arg-type]  # rows come with the first join
+
+    # --- a turn
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.prefills or self.active.sequences)
+
+    @property
+    def rows_in_use(self) -> int:
+        return len(self.active.sequences) + sum(len(b.sequences) for b in self.prefills)
+
+    def turn(self, *, admit: bool) -> None:
+        """Drop who left, start who may, one prefill chunk, one decode round."""
+        self._prune()
+        if admit:
+            self._start()
+        if self.prefills:
+            batch = self.prefills.popleft()
+            self._guard(self._prefill, batch)
+        if self.active.sequences:
+            self._guard(self._decode, self.active)
+
+    def fail_all(self, error: Exception) -> None:
+        """The engine is going down: every open request gets `error`."""
+        batches = [self.active, *self.prefills]
+        for sequence in [*self.waiting, *(s for b in batches for s in b.sequences)]:
+            sequence.deliver(Failed(error))
+        self.waiting, self.prefills = [], deque()
+        self.active.sequences = []
+
+    def close(self) -> None:
+        """Free all rows."""
+        for batch in (self.active, *self.prefills):
+            if batch.rows is not None:
+                batch.rows.close()
+                batch.draft_rows.close()
+
+    # --- starting
+
+    def _prune(self) -> None:
+        for sequence in [s for s in self.waiting if not s.live]:
+            self.waiting.remove(sequence)
+            self._conclude(sequence)
+        for batch in (self.active, *self.prefills):
+            if not all(s.live for s in batch.sequences):
+                self._guard(self._retire, batch)
+        self.prefills = deque(b for b in self.prefills if b.sequences)
+
+    def _start(self) -> None:
+        """Take from the front while there is room; prompts of one length prefill together."""
+        room = self.pipeline.parts["limits"].max_rows - self.rows_in_use
+        if not self.waiting or room <= 0:
+            return
+        chosen = self.pipeline.parts["scheduler"].order(self.waiting, self.active.sequences)[:room]
+        groups: dict[int, list[Sequence]] = {}
+        for sequence in chosen:
+            self.waiting.remove(sequence)
+            sequence.timings["queue"] = time.perf_counter() - sequence.submitted
+            groups.setdefault(len(sequence.prompt_ids), []).append(sequence)
+        self.prefills.extend(map(self._new_batch, groups.values()))
+
+    def _new_batch(self, sequences: list[Sequence]) -> Batch:
+        parts = self.pipeline.parts
+        width = parts["depth"].max + 1
+        batch = Batch(
+            sequences,
+            parts["kv"].rows(parts["model"], width),
+            parts["drafter"].rows(parts["model"], width),
+        )
+        for sequence in sequences:
+            enter(sequence, batch)
+        return batch
+
+    # --- phases
+
+    def _run(self, phase: str, batch: Batch) -> None:
+        for name in self.pipeline.phases.get(phase, ()):
+            began = time.perf_counter()
+            self.pipeline.stages[name].run(batch)
+            spent = time.perf_counter() - began
+            batch.clock[name] = batch.clock.get(name, 0.0) + spent
+            self.totals.stage_seconds[name] += spent
+
+    def _prefill(self, batch: Batch) -> None:
+        calls = self.pipeline.parts["model"].calls
+        self._run("prefill", batch)
+        calls = self.pipeline.parts["model"].calls - calls
+        for sequence in batch.sequences:
+            sequence.counts["target_calls"] = sequence.counts.get("target_calls", 0) + calls
+        if any(s.ready and s.scores is not None for s in batch.sequences):
+            self._run("first", batch)
+            self._mark_first_tokens(batch)
+            self._retire(batch)
+        self._join(batch)
+        if batch.sequences:
+            self.prefills.append(batch)
+
+    def _decode(self, batch: Batch) -> None:
+        began = time.perf_counter()
+        self._run("decode", batch)
+        if self.telemetry.trace:
+            self.telemetry.round(batch)
+        for sequence in batch.sequences:
+            count_round(sequence, self.totals)
+        self.totals.counts["rounds"] += 1
+        self.pipeline.parts["depth"].observe(batch, time.perf_counter() - began)
+        self._mark_first_tokens(batch)
+        self._retire(batch)
+
+    def _mark_first_tokens(self, batch: Batch) -> None:
+        for sequence in batch.sequences:
+            if "ttft" not in sequence.timings and sequence.output_ids:
+                sequence.timings["ttft"] = time.perf_counter() - sequence.submitted
+
+    # --- joining and leaving
+
+    def _join(self, batch: Batch) -> None:
+        """Move ready rows of a prefill batch into the active one, all or nothing."""
+        ready = [row for row, s in enumerate(batch.sequences) if s.ready]
+        if not ready:
+            return
+        for row in ready:
+            batch.sequences[row].scores = None
+        if not self.active.sequences and len(ready) == len(batch.sequences):
+            self._adopt(batch)
+            return
+        self.active.drop_ahead()
+        joining = [batch.sequences[row] for row in ready]
+        states = [
+            batch.rows.extract(row, batch.sequences[row].processed_ids, batch.sequences[row].namespace)
+            for row in ready
+        ]
+        drafts = [batch.draft_rows.capture(row) for row in ready]
+        self._append(joining, states, drafts)
+        stay = [row for row in range(len(batch.sequences)) if row not in ready]
+        batch.rows.filter(stay)
+        batch.draft_rows.filter(stay)
+        batch.sequences = [batch.sequences[row] for row in stay]
+        for sequence in joining:
+            leave(sequence, batch)
+            enter(sequence, self.active)
+
+    def _append(self, joining: list[Sequence], states: list[Any], drafts: list[Any]) -> None:
+        if not self.active.sequences:
+            self._replace_active(self._new_batch([]))
+        changes: list[Any] = []
+        try:
+            changes.append(self.active.rows.prepare_append(states))
+            ids = [s.processed_ids for s in joining]
+            changes.append(self.active.draft_rows.prepare_append(ids, drafts))
+            for change in changes:
+                change.commit()
+            self.active.sequences = [*self.active.sequences, *joining]
+        finally:
+            for change in changes:
+                change.dispose()
+
+    def _adopt(self, batch: Batch) -> None:
+        """A whole prefill batch becomes the active one: nothing is copied."""
+        self._replace_active(batch)
+
+    def _replace_active(self, batch: Batch) -> None:
+        old, self.active = self.active, batch
+        if old.rows is not None:
+            old.rows.close()
+            old.draft_rows.close()
+
+    def _retire(self, batch: Batch) -> None:
+        """Publish and remove the rows that have ended."""
+        leaving = [s for s in batch.sequences if not s.live]
+        if not leaving:
+            return
+        batch.drop_ahead()
+        if batch.rows.size:
+            self._run("finish", batch)
+            keep = [row for row, s in enumerate(batch.sequences) if s.live]
+            batch.rows.filter(keep)
+            batch.draft_rows.filter(keep)
+        batch.sequences = [s for s in batch.sequences if s.live]
+        for sequence in leaving:
+            leave(sequence, batch)
+            self._conclude(sequence)
+
+    def _conclude(self, sequence: Sequence) -> None:
+        """The sequence's last event."""
+        if sequence.match is not None:
+            sequence.match.release()
+            sequence.match = None
+        outcome = "cancelled" if sequence.cancelled else "failed" if sequence.error else "finished"
+        self.totals.counts[f"requests_{outcome}"] += 1
+        self.totals.counts["completion_tokens"] += len(sequence.output_ids)
+        self.totals.counts["prompt_tokens"] += len(sequence.prompt_ids)
+        self.totals.counts["cached_tokens"] += sequence.cached_len
+        failed = sequence.error is not None and not sequence.cancelled
+        sequence.deliver(Failed(sequence.error) if failed else done(sequence))
+
+    # --- faults
+
+    def _guard(self, step: Callable[[Batch], None], batch: Batch) -> None:
+        try:
+            step(batch)
+        except Exception as fault:
+            self.totals.counts["faults"] += 1
+            self._rebuild(batch, fault)
+
+    def _rebuild(self, batch: Batch, fault: Exception) -> None:
+        """The batch's rows are lost: each sequence starts again alone from its tokens, once."""
+        sequences, batch.sequences = batch.sequences, []
+        for half in (batch.rows, batch.draft_rows):
+            if half is not None:
+                half.close()
+        batch.round, batch.ahead = None, None
+        if batch is self.active:
+            self.active = Batch([], None, None)  # type: ignore[arg-type]
+        for sequence in sequences:
+            leave(sequence, batch)
+            sequence.counts["rebuilds"] = sequence.counts.get("rebuilds", 0) + 1
+            if sequence.live and self._hopeless(sequence, fault):
+                sequence.error = fault
+            if not sequence.live:
+                self._conclude(sequence)
+                continue
+            sequence.processed_ids, sequence.ready, sequence.scores = [], False, None
+            sequence.proposal, sequence.emitted, sequence.match = [], [], None
+            self.prefills.append(self._new_batch([sequence]))
+
+    def _hopeless(self, sequence: Sequence, fault: Exception) -> bool:
+        return isinstance(fault, HeadraceError) or sequence.counts["rebuilds"] > MAX_REBUILDS
+
+
+def done(sequence: Sequence) -> Done:
+    """The last event of a sequence that did not fail."""
+    usage = Usage(len(sequence.prompt_ids), len(sequence.output_ids), sequence.cached_len)
+    timings = {**sequence.timings, "total": time.perf_counter() - sequence.submitted}
+    reason = "cancelled" if sequence.cancelled else sequence.finish_reason
+    assert reason is not None
+    return Done(reason, usage, sequence.seed, timings, speculation(sequence))

@@ -1,0 +1,89 @@
+"""What happened in each round, for people and for /stats."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.types import Batch, Sequence, Speculation
+
+
+class Telemetry:
+    """Settings of group `telemetry`. With `trace`, prints each round's feed, proposal and outcome
+    to standard error, one line a row."""
+
+    def __init__(self, *, trace: bool = False):
+        self.trace = trace
+
+    def round(self, batch: Batch) -> None:
+        """Called when the round has been committed; what was fed is the head of what was kept."""
+        for sequence in batch.sequences:
+            fed = sequence.processed_ids[len(sequence.processed_ids) - sequence.kept :]
+            emitted = [e.token_id for e in sequence.emitted]
+            print(
+                f"{sequence.request.id} round {sequence.counts.get('rounds', 0)}: kept {fed} "
+                f"proposed {sequence.proposal} accepted {sequence.accepted} emitted {emitted}",
+                file=sys.stderr,
+            )
+
+
+@dataclass
+class Totals:
+    """Counters since the engine opened. Written by the owner, read by anybody."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    stage_seconds: Counter[str] = field(default_factory=Counter)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"counts": dict(self.counts), "stage_seconds": dict(self.stage_seconds)}
+
+
+def enter(sequence: Sequence, batch: Batch) -> None:
+    """The sequence shares the batch's time from now on."""
+    sequence.entered = dict(batch.clock)
+
+
+def leave(sequence: Sequence, batch: Batch) -> None:
+    """Add the time by stage that the batch took since the sequence entered it."""
+    for stage, seconds in batch.clock.items():
+        spent = seconds - sequence.entered.get(stage, 0.0)
+        sequence.timings[stage] = sequence.timings.get(stage, 0.0) + spent
+
+
+def count_round(sequence: Sequence, totals: Totals) -> None:
+    """Book one decode round of a row: what was drafted, accepted and delivered."""
+    drafted, accepted = len(sequence.proposal), sequence.accepted
+    counts = sequence.counts
+    counts["rounds"] = counts.get("rounds", 0) + 1
+    counts["target_calls"] = counts.get("target_calls", 0) + 1
+    if not drafted:
+        return
+    counts["drafted"] = counts.get("drafted", 0) + drafted
+    counts["accepted"] = counts.get("accepted", 0) + accepted
+    totals.counts["drafted"] += drafted
+    totals.counts["accepted"] += accepted
+    _add_positions(sequence.drafted_by_position, drafted)
+    _add_positions(sequence.accepted_by_position, accepted)
+
+
+def _add_positions(by_position: list[int], length: int) -> None:
+    by_position.extend([0] * (length - len(by_position)))
+    for position in range(length):
+        by_position[position] += 1
+
+
+def speculation(sequence: Sequence) -> Speculation:
+    """The figures of one request, for its last event."""
+    counts = sequence.counts
+    accepted = list(sequence.accepted_by_position)
+    accepted += [0] * (len(sequence.drafted_by_position) - len(accepted))
+    return Speculation(
+        rounds=counts.get("rounds", 0),
+        drafted=counts.get("drafted", 0),
+        accepted=counts.get("accepted", 0),
+        drafted_by_position=tuple(sequence.drafted_by_position),
+        accepted_by_position=tuple(accepted),
+        target_calls=counts.get("target_calls", 0),
+    )

@@ -1,0 +1,106 @@
+"""Run the rest of the prompt through the target, chunk by chunk."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from pipeline.types import Batch, Drafter, Sequence, State, Target
+from stages.scores import Scores, WindowScores
+
+
+class ChunkedPrefill:
+    """One chunk of every row of a prefill batch; called until all its rows are `ready`.
+
+    What the rows must hold comes from the token lists alone, so that rows lost to a fault are
+    rebuilt here too. The last token stays pending; for a drafter with `prefill = "full"` a fresh
+    prompt is processed whole and token 0 is drawn from the last position's scores. A chunk ends
+    where a snapshot is due, so that the state published there covers exactly those tokens.
+    """
+
+    reads = frozenset(
+        {"request", "prompt_ids", "output_ids", "boundary", "match", "namespace", "pending",
+         "processed_ids"}
+    )  # fmt: skip
+    writes = frozenset({"processed_ids", "pending", "scores", "match"})
+    needs = {"kv": frozenset({"batch"})}
+    thread = "owner"
+
+    def __init__(self, target: Target, drafter: Drafter, *, chunk: int = 512):
+        if chunk < 1:
+            raise ValueError(f"chunk: wants >= 1 tokens, got {chunk}")
+        self.target, self.drafter, self.chunk = target, drafter, chunk
+
+    def run(self, batch: Batch) -> None:
+        if batch.rows.size == 0:
+            self._populate(batch)
+        goals = [self._goal(sequence) for sequence in batch.sequences]
+        width = min(map(self._next_width, batch.sequences, goals))
+        if width:
+            self._step(batch, goals, width)
+        for sequence, goal in zip(batch.sequences, goals, strict=True):
+            sequence.ready = len(sequence.processed_ids) == len(goal)
+
+    def _goal(self, sequence: Sequence) -> list[int]:
+        """All tokens the rows must hold before this row decodes."""
+        known = sequence.prompt_ids + sequence.output_ids
+        return known if self.drafter.prefill == "full" and not sequence.output_ids else known[:-1]
+
+    def _next_width(self, sequence: Sequence, goal: list[int]) -> int:
+        done = len(sequence.processed_ids)
+        asked = sequence.request.prefill_chunk
+        chunk = asked or self.target.prefill_chunk(len(sequence.prompt_ids)) or self.chunk
+        snapshot = sequence.boundary - done
+        return min(chunk, len(goal) - done, snapshot if snapshot > 0 else chunk)
+
+    def _step(self, batch: Batch, goals: list[list[int]], width: int) -> None:
+        chunks = [
+            goal[len(s.processed_ids) :][:width] for s, goal in zip(batch.sequences, goals, strict=True)
+        ]
+        round = batch.rows.begin(chunks)
+        hidden_BWD = self.target.hidden(round.tokens_BW, round.caches)
+        last = self._last_scores(batch, goals, width, hidden_BWD)
+        round.launch(*last)
+        round.wait()
+        round.resolve([width] * len(chunks))
+        batch.draft_rows.prefill(chunks, hidden_BWD)
+        for sequence, chunk in zip(batch.sequences, chunks, strict=True):
+            sequence.processed_ids += chunk
+        mx.clear_cache()
+
+    def _last_scores(
+        self, batch: Batch, goals: list[list[int]], width: int, hidden_BWD: mx.array
+    ) -> list[mx.array]:
+        """Scores of the last column, for rows that end with it and draw token 0 from it."""
+        ending = [
+            row
+            for row, (sequence, goal) in enumerate(zip(batch.sequences, goals, strict=True))
+            if len(sequence.processed_ids) + width == len(goal) == len(sequence.prompt_ids)
+        ]
+        if not ending:
+            return []
+        scores = Scores(self.target.head(hidden_BWD[:, -1:]))
+        for row in ending:
+            batch.sequences[row].scores = WindowScores(scores, row, slice(0, 1))
+        return [scores.device]
+
+    def _populate(self, batch: Batch) -> None:
+        """Give the batch its rows, from saved states where there are any."""
+        states = [self._borrowed(sequence) for sequence in batch.sequences]
+        tokens = [list(state.tokens) if state else [] for state in states]
+        attachments = [state.attachments[0] if state and state.attachments else None for state in states]
+        changes = [
+            batch.rows.prepare_append(states),
+            batch.draft_rows.prepare_append(tokens, attachments),
+        ]
+        for change in changes:
+            change.commit()
+            change.dispose()
+        for sequence, ids in zip(batch.sequences, tokens, strict=True):
+            sequence.processed_ids = ids
+            sequence.pending = (sequence.prompt_ids + sequence.output_ids)[-1]
+            if sequence.match is not None:
+                sequence.match.release()
+                sequence.match = None
+
+    def _borrowed(self, sequence: Sequence) -> State | None:
+        return sequence.match.state if sequence.match is not None else None

@@ -1,0 +1,205 @@
+"""All rows of a batch in all layers, and the transactions on them.
+
+The layouts (one a layer) know how a layer's state is stored; `LayeredRows` knows lengths, rounds and
+membership. Nothing here depends on how many requests there are: one is a batch of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from typing import Any, Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from pipeline.types import LayerSlice, LayerSpec, Segment, State
+from stages.rows.frame import Frame
+from stages.rows.state import layer_range
+
+
+class Layout(Protocol):
+    """One layer's rows. `begin`, then either `launched` or `abandon`, a forward each."""
+
+    starts: list[int]  # earliest position each row holds
+
+    def begin(self, frame: Frame) -> None: ...
+    def launched(self) -> None: ...
+    def abandon(self) -> None: ...
+    def build(self, rows: Seq[Mapping[str, Any] | None], firsts: Seq[int], size: int) -> Any: ...
+    def install(self, built: Any) -> None: ...
+    def filter(self, keep: Seq[int]) -> None: ...
+    def held(self, row: int, first: int, stop: int) -> dict[str, mx.array]: ...
+    def arrays(self) -> list[mx.array]: ...
+    def check(self, lengths: Seq[int]) -> None: ...
+
+
+class LayeredRows:
+    """Rows over one layout a layer; `specs` say what each layer is."""
+
+    def __init__(self, layouts: Seq[Layout], specs: Seq[LayerSpec], max_width: int):
+        self.layouts = list(layouts)
+        self.specs = tuple(specs)
+        self.max_width = max_width
+        self.lengths: list[int] = []
+        self.failed = False
+        self._open: list[LayeredRound] = []  # oldest first: at most a launched one and one ahead
+
+    @property
+    def size(self) -> int:
+        return len(self.lengths)
+
+    # --- rounds
+
+    def begin(self, tokens: Seq[Seq[int]]) -> LayeredRound:
+        assert not self._open, "a round is already open"
+        assert len(tokens) == self.size, (len(tokens), self.size)
+        widths = [len(row) for row in tokens]
+        ids_BW = np.zeros((self.size, max(widths)), np.int32)
+        for row, ids in enumerate(tokens):
+            ids_BW[row, : len(ids)] = ids
+        return self._begin(mx.array(ids_BW), widths, self.lengths)
+
+    def begin_ahead(self) -> LayeredRound:
+        assert len(self._open) == 1 and self._open[0].is_launched, "nothing to be ahead of"
+        tokens_B1 = mx.zeros((self.size, 1), mx.int32)
+        mx.eval(tokens_B1)
+        expected = [n + w for n, w in zip(self.lengths, self._open[0].widths, strict=True)]
+        return self._begin(tokens_B1, [1] * self.size, expected)
+
+    def _begin(self, tokens_BW: mx.array, widths: list[int], lengths: Seq[int]) -> LayeredRound:
+        assert not self.failed, "these rows are no longer valid"
+        frame = Frame(lengths, tokens_BW.shape[1])
+        for layout in self.layouts:
+            layout.begin(frame)
+        self._open.append(LayeredRound(self, tokens_BW, widths))
+        return self._open[-1]
+
+    # --- membership
+
+    def prepare_append(self, states: Seq[State | None]) -> Prepared:
+        """Evaluated before it returns, so that borrowed states may be released."""
+        assert not self._open, "membership changes only between rounds"
+        lengths = [0 if state is None else len(state.tokens) for state in states]
+        built = [self._build(index, states, lengths) for index in range(len(self.layouts))]
+        mx.eval(built)
+        return Prepared(lambda: self._install(built, lengths))
+
+    def _build(self, index: int, states: Seq[State | None], lengths: Seq[int]) -> Any:
+        window = self.specs[index].window
+        firsts = [max(0, n - window + 1) if window else 0 for n in lengths]
+        rows = [
+            layer_range(state, index, first, n) if state is not None and n else None
+            for state, first, n in zip(states, firsts, lengths, strict=True)
+        ]
+        return self.layouts[index].build(rows, firsts, self.size)
+
+    def _install(self, built: list[Any], lengths: list[int]) -> None:
+        for layout, new in zip(self.layouts, built, strict=True):
+            layout.install(new)
+        self.lengths = [*self.lengths, *lengths]
+
+    def filter(self, keep: Seq[int]) -> None:
+        assert not self._open, "membership changes only between rounds"
+        for layout in self.layouts:
+            layout.filter(keep)
+        self.lengths = [self.lengths[row] for row in keep]
+
+    # --- saved state
+
+    def extract(self, row: int, tokens: Seq[int], namespace: str) -> State:
+        return self._state(row, tokens, namespace, 0)
+
+    def capture(self, row: int, tokens: Seq[int], namespace: str, start: int = 0) -> State:
+        state = self._state(row, tokens, namespace, start)
+        slices = [layer for layer in state.segments[0].layers if layer is not None] if state.segments else []
+        compact = [{name: mx.contiguous(a) for name, a in layer.arrays.items()} for layer in slices]
+        mx.eval(compact)
+        layers = tuple(LayerSlice(s.first, arrays) for s, arrays in zip(slices, compact, strict=True))
+        return State(
+            state.tokens, namespace, self.specs, (Segment(start, len(state.tokens), layers),)
+        )
+
+    def _state(self, row: int, tokens: Seq[int], namespace: str, start: int) -> State:
+        stop = len(tokens)
+        assert start < stop <= self.lengths[row], (start, stop, self.lengths[row])
+        layers = []
+        for spec, layout in zip(self.specs, self.layouts, strict=True):
+            first = layout.starts[row] if spec.window else start
+            layers.append(LayerSlice(first, layout.held(row, first, stop)))
+        return State(tuple(tokens), namespace, self.specs, (Segment(start, stop, tuple(layers)),))
+
+    # --- books
+
+    def arrays(self) -> list[mx.array]:
+        return [array for layout in self.layouts for array in layout.arrays()]
+
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays())
+
+    def check_integrity(self) -> None:
+        for layout in self.layouts:
+            layout.check(self.lengths)
+        assert len(self._open) <= 2
+
+    def close(self) -> None:
+        self.failed = True
+        self.layouts = []
+
+
+class LayeredRound:
+    """One open round. See `pipeline.types.Round`."""
+
+    def __init__(self, rows: LayeredRows, tokens_BW: mx.array, widths: list[int]):
+        self.rows = rows
+        self.tokens_BW = tokens_BW
+        self.widths = widths
+        self.is_launched = False
+
+    @property
+    def caches(self) -> Seq[Layout]:
+        return self.rows.layouts
+
+    def columns(self, row: int) -> slice:
+        return slice(0, self.widths[row])
+
+    def feed(self, tokens: Seq[int]) -> None:
+        """Writes into the evaluated placeholder that the unlaunched graph reads (unified memory)."""
+        assert not self.is_launched
+        np.asarray(self.tokens_BW)[:, 0] = tokens
+
+    def launch(self, *arrays: mx.array) -> None:
+        for layout in self.rows.layouts:
+            layout.launched()
+        self.is_launched = True
+        mx.async_eval(*arrays, *self.rows.arrays())
+
+    def wait(self) -> None:
+        mx.eval(self.rows.arrays())
+
+    def resolve(self, keep: Seq[int]) -> None:
+        assert self.is_launched and self.rows._open[0] is self, "not the oldest open round"
+        assert all(0 <= k <= w for k, w in zip(keep, self.widths, strict=True)), (keep, self.widths)
+        self.rows.lengths = [n + k for n, k in zip(self.rows.lengths, keep, strict=True)]
+        self.rows._open.pop(0)
+
+    def abandon(self) -> None:
+        assert not self.is_launched and self.rows._open[-1] is self
+        for layout in self.rows.layouts:
+            layout.abandon()
+        self.rows._open.pop()
+
+
+class Prepared:
+    """A change whose fallible part is done."""
+
+    def __init__(self, install: Callable[[], None]):
+        self._install: Callable[[], None] | None = install
+
+    def commit(self) -> None:
+        assert self._install is not None, "already committed or disposed"
+        self._install()
+        self._install = None
+
+    def dispose(self) -> None:
+        self._install = None

@@ -1,0 +1,108 @@
+"""Turn a request into ids, and settle everything that is the request's alone."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from os.path import commonprefix
+from typing import Any
+
+from pipeline.errors import RequestError
+from pipeline.identity import digest
+from pipeline.types import (
+    NEUTRAL,
+    Adapters,
+    Batch,
+    KVPolicy,
+    Limits,
+    Request,
+    Sampler,
+    Sequence,
+    Target,
+)
+
+
+class Tokenize:
+    """Runs on the preparation pool before admission is answered: no device arrays in here."""
+
+    reads = frozenset({"request"})
+    writes = frozenset(
+        {"prompt_ids", "boundary", "namespace", "sampling", "seed", "max_new", "sampler"}
+    )
+    needs: dict[str, frozenset[str]] = {}
+    thread = "prepare"
+
+    def __init__(
+        self, target: Target, kv: KVPolicy, sampler: Sampler, limits: Limits, adapters: Adapters
+    ):
+        self.target, self.kv, self.sampler = target, kv, sampler
+        self.limits, self.adapters = limits, adapters
+
+    def run(self, batch: Batch) -> None:
+        for sequence in batch.sequences:
+            self._bind(sequence)
+
+    def _bind(self, sequence: Sequence) -> None:
+        request = sequence.request
+        sequence.prompt_ids = self._ids(request)
+        sequence.boundary = self._boundary(request, sequence.prompt_ids)
+        sequence.max_new = self._room(request, len(sequence.prompt_ids))
+        sequence.namespace = digest(self._namespace(request))
+        lower = self.sampler.defaults.over(self.target.generation).over(NEUTRAL)
+        sequence.sampling = request.sampling.over(lower)
+        seed = sequence.sampling.seed
+        sequence.seed = secrets.randbits(63) if seed is None else seed
+        sequence.sampler = self.sampler.bind(
+            sequence.sampling, sequence.seed, sequence.prompt_ids, request.logprobs
+        )
+
+    def _ids(self, request: Request) -> list[int]:
+        tokenizer = self.target.tokenizer
+        if request.messages is not None:
+            ids = tokenizer.render(request.messages, request.template_args)
+        elif request.text is not None:
+            ids = tokenizer.encode(request.text)
+        else:
+            ids = list(request.token_ids or ())
+        where = "messages" if request.messages is not None else "prompt"
+        if not ids:
+            raise RequestError("the prompt has no tokens: give at least one", param=where)
+        wrong = [i for i in ids if not 0 <= i < self.target.vocab_size]
+        if wrong:
+            raise RequestError(
+                f"token id {wrong[0]} is not in the vocabulary (0..{self.target.vocab_size - 1})",
+                param=where,
+            )
+        return ids
+
+    def _boundary(self, request: Request, prompt_ids: list[int]) -> int:
+        """Tokens the next turn will repeat: a chat without the reply's header, which templates
+        rewrite once the turn is history; for plain text all but the last token."""
+        if request.messages is None:
+            return len(prompt_ids) - 1
+        try:
+            history = self.target.tokenizer.render(
+                request.messages, request.template_args, reply=False
+            )
+        except RequestError:
+            return 0
+        return min(len(commonprefix([history, prompt_ids])), len(prompt_ids) - 1)
+
+    def _room(self, request: Request, prompt_len: int) -> int:
+        """Ceiling on emitted tokens; with it no position at or past the context is ever run."""
+        context = min(self.target.context_len, self.limits.context or self.target.context_len)
+        ceilings = [context - prompt_len, request.max_tokens, self.limits.max_tokens]
+        max_new = min(c for c in ceilings if c is not None)
+        self.limits.admit(prompt_len, max_new, self.target, self.kv)
+        return max_new
+
+    def _namespace(self, request: Request) -> Mapping[str, Any]:
+        return {
+            "artifact": self.target.artifact,
+            "tokenizer": self.target.tokenizer.identity,
+            "dtype": self.target.dtype,
+            "layers": [spec.signature for spec in self.target.specs],
+            "kv": dict(self.kv.identity),
+            "adapters": dict(self.adapters.identity(request)),
+            "format": 1,
+        }
