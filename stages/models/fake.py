@@ -63,7 +63,7 @@ class Fake:
         if self.vocab_size < STATES:
             raise OpenError(f"vocab_size={self.vocab_size}: the fake model needs {STATES} or more.")
         self.tokenizer = ByteTokens(template_source(self.template) if self.template else None)
-        self._scores = mx.array(_scores(self.vocab_size, self.seed, self.eos_every))
+        self._scores: Any = mx.array(_scores(self.vocab_size, self.seed, self.eos_every))
         mx.eval(self._scores)
         self.calls = 0
 

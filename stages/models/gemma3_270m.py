@@ -48,4 +48,6 @@ def _check(package: Any, whole: Path, home: Path) -> None:
     """A file of other bytes is removed, so that the next start joins the parts again."""
     if not package.EXPECTED_SHA256.startswith(remembered_digest(whole, home)):
         whole.unlink()
-        raise OpenError(f"{whole} was damaged and has been removed; start again, or reinstall: {INSTALL}")
+        raise OpenError(
+            f"{whole} was damaged and has been removed; start again, or reinstall: {INSTALL}"
+        )

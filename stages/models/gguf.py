@@ -58,7 +58,9 @@ class Gguf(MLXTarget):
             notes=[*notes, _template_note(self.template, tokenizer.template)],
         )
 
-    def _model(self, file: GGUFFile, arch: Architecture, config: dict[str, Any]) -> tuple[Any, list[str]]:
+    def _model(
+        self, file: GGUFFile, arch: Architecture, config: dict[str, Any]
+    ) -> tuple[Any, list[str]]:
         from stages.models.loading import gguf_weights as weights
         from stages.models.loading.precision import settle
 

@@ -52,7 +52,9 @@ class Local(MLXTarget):
         try:
             return Path(_download(self.path, revision=self.revision)).resolve()
         except Exception as error:  # many kinds: offline, no such repository, no access
-            raise OpenError(f"'{self.path}' is no folder here, and the hub gave: {error}") from error
+            raise OpenError(
+                f"'{self.path}' is no folder here, and the hub gave: {error}"
+            ) from error
 
     def load(self) -> Loaded:
         from stages.models.loading.precision import settle
@@ -81,7 +83,9 @@ class Local(MLXTarget):
 def _model(folder: Path) -> tuple[Any, dict[str, Any]]:
     """Lazy arrays: what is dequantized or cast anyway is read only once."""
     if not (folder / "config.json").exists():
-        raise OpenError(f"{folder} holds no config.json; it is no Hugging Face layout model folder.")
+        raise OpenError(
+            f"{folder} holds no config.json; it is no Hugging Face layout model folder."
+        )
     from mlx_lm.utils import load_model
 
     try:

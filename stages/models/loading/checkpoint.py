@@ -34,7 +34,11 @@ def write(folder: Path, module: str, config: Mapping[str, Any], seed: int) -> No
     partial.mkdir(parents=True, exist_ok=True)
     try:
         vocab = _write_tokenizer(partial)
-        full = dict(config) | {"vocab_size": len(vocab), "bos_token_id": vocab[BOS], "eos_token_id": vocab[EOS]}
+        full = dict(config) | {
+            "vocab_size": len(vocab),
+            "bos_token_id": vocab[BOS],
+            "eos_token_id": vocab[EOS],
+        }
         _write_json(partial / "config.json", full)
         _write_json(partial / "generation_config.json", {"eos_token_id": vocab[EOS]})
         mx.save_safetensors(str(partial / "model.safetensors"), _weights(module, full, seed))
@@ -53,18 +57,24 @@ def _write_tokenizer(folder: Path) -> dict[str, int]:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
     letters = sorted(byte_letters().items(), key=lambda item: item[1])
-    vocab = {letter: byte for letter, byte in letters}
-    pairs = [tuple(merge.split(" ")) for merge in MERGES]
+    vocab = dict(letters)
+    pairs = [(left, right) for left, right in map(str.split, MERGES)]
     vocab |= {left + right: 256 + index for index, (left, right) in enumerate(pairs)}
     backend = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in (BOS, EOS, START)])
+    backend.add_special_tokens(
+        [AddedToken(t, special=True, normalized=False) for t in (BOS, EOS, START)]
+    )
     bos = backend.token_to_id(BOS)
-    backend.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, bos)])
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, bos)]
+    )
     backend.save(str(folder / "tokenizer.json"))
     config = {"bos_token": BOS, "eos_token": EOS, "add_bos_token": True, "chat_template": TEMPLATE}
-    _write_json(folder / "tokenizer_config.json", config | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    _write_json(
+        folder / "tokenizer_config.json", config | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    )
     return dict(backend.get_vocab())
 
 

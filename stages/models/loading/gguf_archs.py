@@ -50,7 +50,7 @@ class Architecture:
         stem, _, leaf = name.rpartition(".")
         if stem in TOP:
             return f"{TOP[stem]}.{leaf}"
-        block, index, part = (stem.split(".", 2) + ["", ""])[:3]
+        block, index, part = [*stem.split(".", 2), "", ""][:3]
         if block != "blk" or part not in self.names:
             return None
         return f"model.layers.{index}.{self.names[part]}.{leaf}"
@@ -58,7 +58,7 @@ class Architecture:
 
 def _common(get: Get) -> Config:
     heads, hidden = int(get("attention.head_count")), int(get("embedding_length"))
-    config = {
+    config: Config = {
         "hidden_size": hidden,
         "num_hidden_layers": int(get("block_count")),
         "intermediate_size": int(get("feed_forward_length")),

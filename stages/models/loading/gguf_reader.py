@@ -19,7 +19,9 @@ import numpy as np
 
 from pipeline.errors import OpenError
 
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+SCALARS = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
 STRING, ARRAY = 8, 9
 
 # ggml type -> (name, elements a block, bytes a block)

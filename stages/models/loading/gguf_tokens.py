@@ -120,9 +120,12 @@ def _byte_level(words: Vocabulary) -> Any:
     if pre not in SPLITS:
         raise OpenError(f"GGUF pre-tokenizer '{pre}' is not supported; {sorted(SPLITS)} are.")
     digits, pattern = SPLITS[pre]
-    steps = [pre_tokenizers.Digits(individual_digits=True)] if digits else []
-    steps.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    steps: list[Any] = [
+        pre_tokenizers.Split(Regex(pattern), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+    if digits:
+        steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
     merges = [tuple(line.split(" ", 1)) for line in words("merges", [])]
     vocab = {token: index for index, token in enumerate(words.tokens)}
     backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
@@ -143,7 +146,7 @@ def _sentencepiece(words: Vocabulary) -> Any:
         byte_fallback=True,
     )
     backend = Tokenizer(bpe)
-    steps = [normalizers.Replace(" ", SPACE)]
+    steps: list[Any] = [normalizers.Replace(" ", SPACE)]
     if words("add_space_prefix", True):
         steps.insert(0, normalizers.Prepend(SPACE))
     backend.normalizer = normalizers.Sequence(steps)

@@ -54,23 +54,25 @@ def build(arch: Architecture, config: dict[str, Any], weights: Weights) -> nn.Mo
 def _packing(path: str, layer: nn.Module, weights: Weights) -> bool | dict[str, int]:
     if f"{path}.scales" not in weights:
         return False
-    columns = weights[f"{path}.weight"].shape[1]
-    return {"group_size": GROUP, "bits": columns * 32 // (weights[f"{path}.scales"].shape[1] * GROUP)}
+    words, groups = (weights[f"{path}.{leaf}"].shape[1] for leaf in ("weight", "scales"))
+    return {"group_size": GROUP, "bits": words * 32 // (groups * GROUP)}
 
 
 def rename(arch: Architecture, config: dict[str, Any], weights: Weights) -> Weights:
     """mlx-lm's names, row order and norm convention. OpenError lists tensors nobody would read."""
     names = {name: arch.rename(name) for name in weights}
     if unknown := sorted(name for name, new in names.items() if new is None):
-        raise OpenError(f"{len(unknown)} tensors of the file are unknown to {arch.module}: {unknown[:5]}")
+        raise OpenError(
+            f"{len(unknown)} tensors of the file are unknown to {arch.module}: {unknown[:5]}"
+        )
     return {str(names[name]): _mend(arch, config, name, array) for name, array in weights.items()}
 
 
 def _mend(arch: Architecture, config: dict[str, Any], name: str, array: mx.array) -> mx.array:
     part = name.split(".")[-2]
     if arch.interleaved and part in ("attn_q", "attn_k"):
-        query = part == "attn_q"
-        return deinterleave(array, config["num_attention_heads" if query else "num_key_value_heads"])
+        heads = "num_attention_heads" if part == "attn_q" else "num_key_value_heads"
+        return deinterleave(array, config[heads])
     return array - arch.norm_offset if arch.norm_offset and part.endswith("norm") else array
 
 

@@ -17,6 +17,10 @@ from stages.models.text.pieces import PieceBytes, byte_level, sentencepiece
 from stages.models.text.tokens import Special, Tokens
 
 ROLES = ("bos", "eos", "unk", "pad")
+FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
+    "vocab.json", "merges.txt",
+)  # fmt: skip
 
 
 def hf_tokens(folder: Path, template: str | None) -> tuple[Tokens, frozenset[int], str]:
@@ -58,12 +62,16 @@ def _backend(folder: Path) -> Any:
         slow = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         return slow.backend_tokenizer
     except Exception as error:
-        raise OpenError(f"{folder} has no tokenizer.json, and what it has cannot be read: {error}") from error
+        raise OpenError(
+            f"{folder} has no tokenizer.json, and what it has cannot be read: {error}"
+        ) from error
 
 
 def _special(backend: Any, config: Mapping[str, Any]) -> Special:
     """BOS is added where `add_bos_token` says so, else where the post-processor does."""
-    words = {f"{role}_token": text for role in ROLES if (text := _text(config.get(f"{role}_token")))}
+    words = {
+        f"{role}_token": text for role in ROLES if (text := _text(config.get(f"{role}_token")))
+    }
     bos = backend.token_to_id(words.get("bos_token", ""))
     add = config.get("add_bos_token")
     if add is None:
@@ -90,7 +98,9 @@ def _pieces(decoder: Mapping[str, Any] | None) -> tuple[PieceBytes | None, bool]
     return None, False
 
 
-def chat_template(folder: Path, config: Mapping[str, Any], setting: str | None) -> tuple[str | None, str]:
+def chat_template(
+    folder: Path, config: Mapping[str, Any], setting: str | None
+) -> tuple[str | None, str]:
     """Source and a word on its origin. A setting is source, a name among several, or a file."""
     from stages.models.text.chat_template import template_source
 
@@ -102,8 +112,10 @@ def chat_template(folder: Path, config: Mapping[str, Any], setting: str | None) 
     try:
         return template_source(setting), "the recipe"
     except OpenError as error:
-        known = f" The folder's templates are {sorted(named)}. {nearest(setting, named)}" if named else ""
-        raise OpenError(f"{error}{known}") from error
+        if not named:
+            raise
+        known = f"The folder's templates are {sorted(named)}. {nearest(setting, named)}"
+        raise OpenError(f"{error} {known}") from error
 
 
 def _named(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
@@ -123,6 +135,5 @@ def _named(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _identity(folder: Path, template: str | None) -> str:
-    names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model")
-    files = {name: file_digest(folder / name) for name in names if (folder / name).exists()}
+    files = {name: file_digest(folder / name) for name in FILES if (folder / name).exists()}
     return digest({"files": files, "template": template})

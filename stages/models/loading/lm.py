@@ -82,7 +82,9 @@ class MLXTarget:
         if self.context is None:
             return own
         if not 0 < self.context <= own:
-            raise OpenError(f"context={self.context} is not within 1..{own}, what {self.name} was made for.")
+            raise OpenError(
+                f"context={self.context} is not within 1..{own}, what {self.name} was made for."
+            )
         return self.context
 
     def _probe(self, model: Any) -> None:

@@ -38,7 +38,8 @@ def _float32(model: nn.Module, packed: bool) -> list[str]:
 
 def _cast(model: nn.Module, what: str) -> list[str]:
     """Every floating array of the model to float32."""
-    found = {str(a.dtype).removeprefix("mlx.core.") for _, a in tree_flatten(model.parameters()) if _low(a)}
+    low = [array for _, array in tree_flatten(model.parameters()) if _low(array)]
+    found = {str(array.dtype).removeprefix("mlx.core.") for array in low}
     if not found:
         return []
     model.update(tree_map(lambda a: a.astype(mx.float32) if _low(a) else a, model.parameters()))

@@ -26,7 +26,8 @@ class _Given:
     """Stands where the inner model was: returns `hidden`, and is the inner model otherwise."""
 
     def __init__(self, trunk: nn.Module):
-        self.trunk, self.hidden = trunk, None
+        self.trunk = trunk
+        self.hidden: mx.array | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.hidden
@@ -69,7 +70,9 @@ class SplitModel:
             split = self.head(self.hidden(token, caches))
             whole = self.model(token, cache=reference)
         except (AttributeError, TypeError, ValueError) as error:
-            raise OpenError(f"{_class(self.model)} cannot be cut before its head: {error}") from error
+            raise OpenError(
+                f"{_class(self.model)} cannot be cut before its head: {error}"
+            ) from error
         if split.shape != whole.shape or not mx.array_equal(split, whole, equal_nan=True).item():
             raise OpenError(f"{_class(self.model)} gives other scores when cut before its head.")
         return whole.shape[-1]

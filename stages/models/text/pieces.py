@@ -50,7 +50,9 @@ class BytesDecoder:
     """A `StreamDecoder` over token bytes. `strip`: the tokenizer writes a space before the first
     word, and the text must begin without it."""
 
-    def __init__(self, token_bytes: Callable[[int], bytes], skip: frozenset[int], strip: bool = False):
+    def __init__(
+        self, token_bytes: Callable[[int], bytes], skip: frozenset[int], strip: bool = False
+    ):
         self._bytes, self._skip, self._strip = token_bytes, skip, strip
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
