@@ -178,6 +178,7 @@ class Engine:
             "name": model.name,
             "context_len": min(context, model.context_len),
             "vocab_size": model.vocab_size,
+            "eos_ids": sorted(model.eos_ids),
             "dtype": model.dtype,
             "weight_bytes": model.weight_bytes,
             "template": model.tokenizer.template is not None,
@@ -205,7 +206,8 @@ class Engine:
     def health(self) -> dict[str, Any]:
         alive = self._thread.is_alive() and self._state in ("open", "draining")
         device = self.pipeline.parts["device"].describe() if alive else {}
-        return {"status": "ok" if alive else self._state, "device": dict(device)}
+        status = "ok" if alive else self._state
+        return {"status": status, "state": self._state, "device": dict(device)}
 
     # --- other work on the owner's thread
 

@@ -1,0 +1,133 @@
+"""One HTTP request's life with the engine: submit, admission, events, and always an end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from starlette.types import Receive
+
+from pipeline.errors import ClosedError
+from pipeline.server.asked import Asked
+from pipeline.server.channel import Channel, Stamped
+from pipeline.server.contract import ServedEngine, Ticket
+from pipeline.server.errors import ClientGone
+from pipeline.server.metrics import Metrics
+from pipeline.types import Accepted, Delta, Done, Failed
+
+log = logging.getLogger("headrace.server")
+
+
+@dataclass
+class Choice:
+    """How far one choice is."""
+
+    accepted: bool = False
+    last: float = 0.0  # when its latest tokens came (perf_counter, seconds); 0: none yet
+    done: Done | None = None
+
+
+class Answer:
+    """Owns the tickets of one HTTP request. `close` must be called whatever happened."""
+
+    def __init__(self, engine: ServedEngine, asked: Asked, metrics: Metrics):
+        self.asked = asked
+        self.choices = [Choice() for _ in asked.requests]
+        self._engine, self._metrics = engine, metrics
+        self._channel = Channel(quiet=not asked.stream)
+        self._tickets: list[Ticket] = []
+        self._watch: asyncio.Task[None] | None = None
+        self._backlog: list[Stamped] = []
+        self._start = time.perf_counter()
+        self._outcome = "cancelled"
+
+    async def open(self, receive: Receive) -> None:
+        """Submit all choices and wait until each is admitted. Raises what admission refused."""
+        self._watch = asyncio.create_task(self._await_hang_up(receive))
+        for index, request in enumerate(self.asked.requests):
+            self._tickets.append(self._engine.submit(request, partial(self._channel.put, index)))
+        while not all(choice.accepted for choice in self.choices):
+            self._backlog += await self._next(None)
+
+    async def events(self, timeout_s: float | None = None) -> Sequence[Stamped]:
+        """Deltas and ends since the last call; empty after the timeout. Raises ClientGone, and what
+        made a choice fail."""
+        if self._backlog:
+            early, self._backlog = self._backlog, []
+            return early
+        return await self._next(timeout_s)
+
+    @property
+    def finished(self) -> bool:
+        """Every choice has ended and all events have been given out."""
+        return not self._backlog and all(choice.done for choice in self.choices)
+
+    def close(self) -> None:
+        """Cancel what still runs, and write the request's one line in the log."""
+        if self._watch is not None:
+            self._watch.cancel()
+        if not self.finished:
+            for ticket in self._tickets:
+                ticket.cancel()
+        outcome = self._ending()
+        self._metrics.answered(outcome)
+        done = [choice.done for choice in self.choices if choice.done]
+        tokens = sum(end.usage.completion_tokens for end in done)
+        seconds = time.perf_counter() - self._start
+        log.info("%s %s: %d tokens, %.3f s", self.asked.id, outcome, tokens, seconds)
+
+    async def _await_hang_up(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._channel.hang_up()
+
+    async def _next(self, timeout_s: float | None) -> list[Stamped]:
+        items = await self._channel.take(timeout_s)
+        if self._channel.gone:
+            self._outcome = "client gone"
+            raise ClientGone
+        return [item for item in items if self._note(self.choices[item.index], item)]
+
+    def _note(self, choice: Choice, item: Stamped) -> bool:
+        """Keep the books; whether the event is the reply's business."""
+        match item.event:
+            case Accepted():
+                choice.accepted = True
+                return False
+            case Delta(token_ids=ids):
+                self._time(choice, item.at, len(ids))
+            case Done() as done:
+                _refuse_cut(done)
+                choice.done = done
+                self._metrics.finished(done)
+            case Failed(error=error):
+                self._outcome = "failed"
+                raise error
+        return True
+
+    def _time(self, choice: Choice, at: float, tokens: int) -> None:
+        if not tokens:
+            return
+        if choice.last:
+            self._metrics.gap.observe((at - choice.last) / tokens)
+        else:
+            self._metrics.ttft.observe(at - self._start)
+        choice.last = at
+
+    def _ending(self) -> str:
+        if not self.finished:
+            return self._outcome
+        reasons = {choice.done.finish_reason for choice in self.choices if choice.done}
+        return "length" if "length" in reasons else "stop"
+
+
+def _refuse_cut(done: Done) -> None:
+    """An answer cut short by the engine must not look complete."""
+    if done.finish_reason == "cancelled":
+        raise ClosedError("The engine stopped before the answer was complete.")
+    if done.finish_reason == "error":
+        raise RuntimeError("the engine ended a request with finish_reason 'error'")

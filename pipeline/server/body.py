@@ -1,0 +1,96 @@
+"""From bytes to a clean JSON object, whatever a client sends.
+
+Two rules hold for every string and number in a body, in fields known or not: half surrogates become
+U+FFFD, and a number that is not finite (NaN, Infinity, 1e309) is a 400 naming its place.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+from starlette.requests import Request
+
+from pipeline.errors import RequestError
+from pipeline.server.errors import invalid
+
+_HALF = re.compile("[\ud800-\udfff]")
+_DISCARD_S = 2.0  # how long a too large body may go on arriving before the reply
+
+
+class _NotFinite:
+    """Stands for a number JSON does not have until its place is known."""
+
+
+async def read_object(request: Request, limit: int) -> dict[str, Any]:
+    """The request's JSON object. RequestError 413 over `limit` bytes, 400 for anything else."""
+    return parse_object(await _read(request, limit))
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    stream = request.stream()
+    async for chunk in stream:
+        size += len(chunk)
+        if size > limit:
+            chunks.clear()
+            await _discard(stream, limit)
+            message = f"The request body is larger than {limit} bytes."
+            raise RequestError(message, code="body_too_large", status=413)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def _discard(stream: AsyncIterator[bytes], limit: int) -> None:
+    """Swallow some of the rest: a client that still writes would lose the reply to a reset."""
+    left = 4 * limit
+    with anyio.move_on_after(_DISCARD_S):
+        async for chunk in stream:
+            left -= len(chunk)
+            if left < 0:
+                return
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Clean plain data. RequestError unless it is one JSON object."""
+    odd: list[_NotFinite] = []
+
+    def number(text: str) -> float | _NotFinite:
+        value = float(text)
+        if math.isfinite(value):
+            return value
+        odd.append(_NotFinite())
+        return odd[-1]
+
+    try:
+        text = body.decode("utf-8-sig")
+        value = json.loads(text, parse_float=number, parse_constant=number)
+        if odd or "\\ud" in text.lower():
+            value = _scrub(value, "")
+    except RequestError:
+        raise
+    except (ValueError, RecursionError):
+        raise invalid("The request body is not valid JSON.", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise invalid("The request body must be a JSON object.", code="invalid_json")
+    return value
+
+
+def _scrub(value: Any, path: str) -> Any:
+    match value:
+        case str():
+            return _HALF.sub("\ufffd", value)
+        case list():
+            return [_scrub(item, f"{path}[{i}]") for i, item in enumerate(value)]
+        case dict():
+            clean = ((_HALF.sub("\ufffd", key), item) for key, item in value.items())
+            return {key: _scrub(item, f"{path}.{key}" if path else key) for key, item in clean}
+        case _NotFinite():
+            path = path[:200] or "body"
+            raise invalid(f"{path}: must be a finite number.", path, "invalid_type")
+    return value

@@ -1,0 +1,34 @@
+"""What the server needs of an engine; `pipeline.engine.Engine` has this shape, so has a fake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from pipeline.types import Event, Request, Tokenizer
+
+
+class Ticket(Protocol):
+    """One submitted request. `cancel` is thread-safe, returns at once and may be called twice."""
+
+    def cancel(self) -> None: ...
+
+
+class ServedEngine(Protocol):
+    """Everything is safe on any thread and returns at once; `stats` and `health` give plain data.
+
+    `health()["status"]` is "ok" while the engine thread lives; `health()["state"]` is "open" while it
+    takes requests.
+    `target_info` has at least name, context_len, vocab_size and eos_ids.
+    """
+
+    target_info: Mapping[str, Any]
+    tokenizer: Tokenizer
+
+    def submit(self, request: Request, deliver: Callable[[Event], None]) -> Ticket:
+        """BusyError if the queue is full, ClosedError if stopped; the rest arrives as events."""
+        ...
+
+    def stats(self) -> Mapping[str, Any]: ...
+    def health(self) -> Mapping[str, Any]: ...
+    def close(self) -> None: ...

@@ -1,0 +1,97 @@
+"""Every error reply: `{"error": {message, type, param, code}}` in plain-ASCII JSON.
+
+400 the request is wrong · 404/405 the address is · 413 the body is too large · 429 the queue is
+full (Retry-After) · 499 the client left (nobody reads it) · 500 our fault · 503 no engine.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from pipeline.errors import BusyError, ClosedError, HeadraceError, RequestError
+
+log = logging.getLogger("headrace.server")
+
+
+class ClientGone(Exception):
+    """The client closed its connection; no reply can reach it."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An error as HTTP says it."""
+
+    status: int
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        named = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": named}
+
+
+class JSON(Response):
+    """ASCII-only JSON: no lone surrogate or line separator of a value can break the bytes."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return dump(content)
+
+
+def dump(content: Any) -> bytes:
+    """Compact ASCII JSON. ValueError for NaN, which no reply may hold."""
+    return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
+def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> RequestError:
+    """A 400 naming the field. `message` must not repeat what the client sent."""
+    return RequestError(message, param=param, code=code)
+
+
+def describe(error: BaseException) -> Fault:
+    """The reply for an exception. Messages of faults of our own stay in the log."""
+    match error:
+        case RequestError(status=status, param=param, code=code):
+            return Fault(status, str(error), "invalid_request_error", param, code)
+        case BusyError(retry_after_s=wait):
+            headers = {"retry-after": str(max(1, math.ceil(wait)))}
+            return Fault(429, str(error), "rate_limit_error", None, "queue_full", headers)
+        case ClosedError():
+            headers = {"retry-after": "5"}
+            return Fault(503, str(error), "server_error", None, "engine_closed", headers)
+        case HTTPException():
+            return _http_fault(error)
+        case _:
+            message = "The server failed to answer; its log says why."
+            return Fault(500, message, "server_error", None, "internal_error")
+
+
+def _http_fault(error: HTTPException) -> Fault:
+    headers = dict(error.headers or {})
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    return Fault(error.status_code, error.detail, "invalid_request_error", None, code, headers)
+
+
+async def reply(request: Request, error: Exception) -> Response:
+    """Starlette's exception handler for everything that escapes an endpoint."""
+    if isinstance(error, (ClientGone, ClientDisconnect)):
+        return Response(status_code=499)
+    fault = describe(error)
+    if not isinstance(error, (HeadraceError, HTTPException)):
+        log.error("%s %s failed", request.method, ascii(request.url.path), exc_info=error)
+    else:
+        log.info("%d %s %s", fault.status, ascii(request.url.path), ascii(fault.message))
+    return JSON(fault.body(), fault.status, dict(fault.headers))

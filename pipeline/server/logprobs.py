@@ -1,0 +1,81 @@
+"""Log-probabilities in OpenAI's two forms: chat's list of objects, completions' parallel lists."""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
+
+from pipeline.types import Tokenizer, TokenLogprob
+
+FLOOR = -9999.0  # OpenAI's stand-in for minus infinity, which JSON does not have
+
+
+class Logprobs(Protocol):
+    """One choice's formatter; called with its tokens in order."""
+
+    def take(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]: ...
+
+
+class ChatLogprobs:
+    """`{content: [{token, logprob, bytes, top_logprobs}]}`: one entry a token, EOS included.
+
+    `bytes` is null for an EOS, which is no text; the others joined are the text's bytes (but for
+    what a stop string cut off).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, eos_ids: Collection[int], top: int):
+        self._tokenizer, self._eos_ids, self._top = tokenizer, eos_ids, top
+
+    def take(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        return {"content": [self._entry(entry) for entry in entries], "refusal": None}
+
+    def _entry(self, entry: TokenLogprob) -> dict[str, Any]:
+        best = [self._token(token, logprob) for token, logprob in entry.top[: self._top]]
+        return {**self._token(entry.token_id, entry.logprob), "top_logprobs": best}
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        data = self._tokenizer.token_bytes(token_id)
+        text = data.decode("utf-8", errors="replace")
+        shown = None if token_id in self._eos_ids else list(data)
+        return {"token": text, "logprob": finite(logprob), "bytes": shown}
+
+
+class TextLogprobs:
+    """`{tokens, token_logprobs, top_logprobs, text_offset}`: offsets are characters of the returned
+    text, and a token that is no whole text is written `bytes:\\x..`, as OpenAI does."""
+
+    def __init__(self, tokenizer: Tokenizer, top: int):
+        self._tokenizer, self._top = tokenizer, top
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._chars = 0
+
+    def take(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        return {
+            "tokens": [self._name(entry.token_id) for entry in entries],
+            "token_logprobs": [finite(entry.logprob) for entry in entries],
+            "top_logprobs": [self._best(entry) for entry in entries],
+            "text_offset": [self._offset(entry.token_id) for entry in entries],
+        }
+
+    def _best(self, entry: TokenLogprob) -> dict[str, float]:
+        """The n best and the chosen one: n or n + 1 names."""
+        pairs = (*entry.top[: self._top], (entry.token_id, entry.logprob))
+        return {self._name(token): finite(logprob) for token, logprob in pairs}
+
+    def _name(self, token_id: int) -> str:
+        data = self._tokenizer.token_bytes(token_id)
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def _offset(self, token_id: int) -> int:
+        start = self._chars
+        self._chars += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+        return start
+
+
+def finite(logprob: float) -> float:
+    return max(float(logprob), FLOOR) if math.isfinite(logprob) else FLOOR

@@ -1,0 +1,108 @@
+"""Running the app: `headrace serve`, and a server in a thread for demos, benchmarks and tests."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+
+from pipeline.server.app import create_app
+from pipeline.server.contract import ServedEngine
+from pipeline.server.settings import ServerSettings
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_START_S = 10.0
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn raises the caught signal again on its way out; that would skip closing the engine."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, action in before.items():
+                signal.signal(number, action)
+
+
+def run_server(
+    engine: ServedEngine, settings: ServerSettings, announce: Callable[[str], Any] = print
+) -> None:
+    """Serve until SIGINT or SIGTERM, then: take no more requests, let running answers finish for at
+    most `shutdown_s` (a second SIGINT cuts that short), and close the engine.
+
+    `announce` gets one line with the address once it is bound. OSError if the port is taken.
+    """
+    try:
+        with _listen(settings.host, settings.port) as listener:
+            announce(f"Headrace serves {engine.target_info['name']} at {_url(listener)}")
+            _server(engine, settings).run(sockets=[listener])
+    finally:
+        engine.close()
+
+
+@contextlib.contextmanager
+def serve_in_thread(engine: ServedEngine, settings: ServerSettings) -> Iterator[str]:
+    """The base URL of a server on a free port of `settings.host`; the engine stays open."""
+    with _listen(settings.host, 0) as listener:
+        server = _server(engine, settings)
+        thread = threading.Thread(
+            target=server.run, kwargs={"sockets": [listener]}, name="headrace-http", daemon=True
+        )
+        thread.start()
+        try:
+            _await_start(server, thread)
+            yield _url(listener)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def _server(engine: ServedEngine, settings: ServerSettings) -> _Server:
+    config = uvicorn.Config(
+        create_app(engine, settings),
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(settings.shutdown_s)),
+    )
+    return _Server(config)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(128)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _await_start(server: uvicorn.Server, thread: threading.Thread) -> None:
+    deadline = time.monotonic() + _START_S
+    while not server.started:
+        if not thread.is_alive() or time.monotonic() > deadline:
+            raise RuntimeError("the HTTP server did not start; the log says why")
+        time.sleep(0.002)

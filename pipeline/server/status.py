@@ -1,0 +1,55 @@
+"""What operators and clients ask besides answers: models, health, readiness, figures."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pipeline.errors import RequestError
+from pipeline.server.contract import ServedEngine
+from pipeline.server.errors import JSON
+from pipeline.server.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class Status:
+    """Endpoints that only read; none waits for the engine thread."""
+
+    engine: ServedEngine
+    metrics: Metrics
+    started: int = field(default_factory=lambda: int(time.time()))
+
+    async def models(self, request: Request) -> Response:
+        return JSON({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        if request.path_params["name"] != self.engine.target_info["name"]:
+            message = "No such model; GET /v1/models lists the one that is served."
+            raise RequestError(message, param="model", code="model_not_found", status=404)
+        return JSON(self._model())
+
+    async def health(self, request: Request) -> Response:
+        """200 while the engine thread lives, else 503; with BLAS and device."""
+        health = self.engine.health()
+        return JSON(health, 200 if health["status"] == "ok" else 503)
+
+    async def ready(self, request: Request) -> Response:
+        """200 while requests are taken, else 503."""
+        ready = self.engine.health()["state"] == "open"
+        return JSON({"ready": ready}, 200 if ready else 503)
+
+    async def stats(self, request: Request) -> Response:
+        return JSON(self.engine.stats())
+
+    async def prometheus(self, request: Request) -> Response:
+        return Response(self.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    def _model(self) -> dict[str, Any]:
+        info = self.engine.target_info
+        model = {"id": info["name"], "object": "model", "created": self.started}
+        return {**model, "owned_by": "headrace", "context_window": info["context_len"]}

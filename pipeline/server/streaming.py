@@ -1,0 +1,100 @@
+"""Server-sent events: headers at admission, one event a chunk, a comment when it is silent.
+
+A stream ends with `data: [DONE]` only if every choice is complete. A failure on the way is one
+event with the error envelope, and the stream ends without `[DONE]`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pipeline.errors import HeadraceError
+from pipeline.server.answer import Answer
+from pipeline.server.channel import Stamped
+from pipeline.server.errors import ClientGone, describe, dump
+from pipeline.server.replies import Scribe
+from pipeline.types import Delta, Done
+
+log = logging.getLogger("headrace.server")
+
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+class EventStream(Response):
+    """Owns the answer from its admission on and closes it when the last byte is out."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, answer: Answer, scribe: Scribe, headers: Mapping[str, str], keepalive_s: float
+    ):
+        super().__init__(headers={**_HEADERS, **headers})
+        del self.headers["content-length"]
+        self._answer, self._scribe, self._keepalive_s = answer, scribe, keepalive_s
+        self._sent = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await send(start)
+            await self._open(send)
+            await self._events(send)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except (ClientGone, OSError):
+            pass  # nobody reads
+        finally:
+            self._answer.close()
+
+    async def _open(self, send: Send) -> None:
+        self._sent = time.monotonic()
+        if opening := self._scribe.shape.opening():
+            count = len(self._answer.choices)
+            await self._say(send, (self._scribe.chunk(i, opening) for i in range(count)))
+
+    async def _events(self, send: Send) -> None:
+        try:
+            while not self._answer.finished:
+                await self._step(send)
+            last = [self._scribe.usage_chunk()] if self._answer.asked.include_usage else []
+            await self._write(send, b"".join(map(event, last)) + b"data: [DONE]\n\n")
+        except (ClientGone, OSError):
+            raise
+        except Exception as error:
+            if not isinstance(error, HeadraceError):
+                log.error("%s failed in mid-stream", self._answer.asked.id, exc_info=error)
+            await self._write(send, event(describe(error).body()))
+
+    async def _step(self, send: Send) -> None:
+        """Wait for news, at most until a sign of life is due."""
+        due = self._sent + self._keepalive_s
+        items = await self._answer.events(max(0.0, due - time.monotonic()))
+        await self._say(send, self._chunks(items))
+        if time.monotonic() >= due and self._sent + self._keepalive_s <= due:
+            await self._write(send, b": keep-alive\n\n")
+
+    def _chunks(self, items: Sequence[Stamped]) -> Iterable[dict[str, Any]]:
+        for index, group in groupby(items, key=lambda item: item.index):
+            events = [item.event for item in group]
+            deltas = [news for news in events if isinstance(news, Delta)]
+            if deltas and (piece := self._scribe.piece(index, deltas)):
+                yield piece
+            yield from (self._scribe.end(index, news) for news in events if isinstance(news, Done))
+
+    async def _say(self, send: Send, chunks: Iterable[dict[str, Any]]) -> None:
+        if data := b"".join(event(chunk) for chunk in chunks):
+            await self._write(send, data)
+
+    async def _write(self, send: Send, data: bytes) -> None:
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sent = time.monotonic()
+
+
+def event(chunk: Mapping[str, Any]) -> bytes:
+    return b"data: " + dump(chunk) + b"\n\n"

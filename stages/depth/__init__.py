@@ -1,0 +1,1 @@
+"""Ways of deciding how many tokens to draft."""

@@ -1,0 +1,115 @@
+"""Turn emitted tokens into delivered text, and say what of the round stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pipeline.types import Batch, Delta, Emitted, FinishReason, Sequence, Target, TokenLogprob
+from pipeline.types.parts import StreamDecoder
+from stages.stop_text import StopText
+
+
+@dataclass
+class TextState:
+    """Where a row's text stands between rounds."""
+
+    decoder: StreamDecoder
+    stop: StopText
+
+
+@dataclass
+class Delivery:
+    """What one round delivers to one row."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: FinishReason | None = None
+
+
+class Detokenize:
+    """Emitted tokens are taken one by one, so that how a sequence is cut into bursts changes nothing.
+
+    * A stop string ends the row at the token that completes it. That token and all before it are
+      delivered as ids and log-probabilities and counted in usage, even where their text is cut.
+    * EOS ends the row. It is counted once in usage (`output_ids`), but it is no content: it has no
+      text, no entry in a Delta's ids or log-probabilities, and no place in a published state.
+      Hence usage == ids == log-probabilities, plus one if the row ended by EOS.
+    * The last token of the budget ends the row with "length", unless it is EOS or completes a stop
+      string: then "stop". Text held back for a stop string that did not come goes out at the end,
+      as do the bytes of an unfinished character, as replacement marks.
+    * A token's id goes out with the round that emitted it, even if its text is still held back.
+    * `kept` = 1 + delivered drafts: the inputs of the round's window [pending] + proposal that stay.
+      A cancelled or failed row keeps 0.
+    """
+
+    reads = frozenset({"emitted", "accepted", "output_ids", "max_new", "request", "text_state"})
+    writes = frozenset({"output_ids", "kept", "finish_reason", "text_state"})
+    needs: Mapping[str, frozenset[str]] = {}
+    thread = "owner"
+
+    def __init__(self, target: Target):
+        self._target = target
+
+    def run(self, batch: Batch) -> None:
+        for sequence in batch.sequences:
+            sequence.kept = 0
+            if not sequence.live:
+                continue
+            try:
+                self._advance(sequence)
+            except Exception as error:  # one row's fault is never another's
+                sequence.kept, sequence.error = 0, error
+
+    def _advance(self, sequence: Sequence) -> None:
+        delivery = self._read(sequence)
+        sequence.kept = 1 + min(sequence.accepted, len(delivery.token_ids))
+        if delivery.text or delivery.token_ids:
+            ids, logprobs = tuple(delivery.token_ids), tuple(delivery.logprobs)
+            sequence.deliver(Delta(delivery.text, ids, logprobs))
+        sequence.finish_reason = delivery.finish
+
+    def _read(self, sequence: Sequence) -> Delivery:
+        """Take tokens until one ends the row."""
+        state = self._state(sequence)
+        eos_ids = frozenset[int]() if sequence.request.ignore_eos else self._target.eos_ids
+        delivery = Delivery()
+        for emitted in sequence.emitted:
+            sequence.output_ids.append(emitted.token_id)
+            if emitted.token_id in eos_ids:
+                delivery.finish = "stop"
+            else:
+                _take(delivery, state, emitted)
+            if delivery.finish is None and len(sequence.output_ids) >= sequence.max_new:
+                delivery.finish = "length"
+            if delivery.finish:
+                _flush(delivery, state)
+                break
+        return delivery
+
+    def _state(self, sequence: Sequence) -> TextState:
+        if sequence.text_state is None:
+            stop = StopText(sequence.request.stop)
+            sequence.text_state = TextState(self._target.tokenizer.decoder(), stop)
+        state: TextState = sequence.text_state
+        return state
+
+
+def _take(delivery: Delivery, state: TextState, emitted: Emitted) -> None:
+    text, stopped = state.stop.push(state.decoder.push(emitted.token_id))
+    delivery.text += text
+    delivery.token_ids.append(emitted.token_id)
+    if emitted.logprob is not None:
+        delivery.logprobs.append(emitted.logprob)
+    if stopped:
+        delivery.finish = "stop"
+        state.decoder.flush()  # what follows the stop string in this token is not content
+
+
+def _flush(delivery: Delivery, state: TextState) -> None:
+    """The end of the text. The decoder's rest may still complete a stop string."""
+    text, stopped = state.stop.push(state.decoder.flush())
+    delivery.text += text if stopped else text + state.stop.flush()
+    if stopped:
+        delivery.finish = "stop"

@@ -1,0 +1,68 @@
+"""Ask the drafter what may come next."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+
+from pipeline.types import Batch, Depth, Drafter, Target
+
+
+class Draft:
+    """Each live row gets a proposal of 0..depth tokens to follow its pending one.
+
+    A proposal ends at its first EOS: nothing after it could be delivered. Whatever goes wrong in
+    the drafter costs this round's speculation and nothing else: all proposals are empty,
+    `batch.drafted` says that there is no draft to commit, and `counts["draft_errors"]` of the rows
+    concerned goes up.
+    """
+
+    reads = frozenset({"pending", "sampler", "output_ids", "max_new", "request"})
+    writes = frozenset({"depth", "proposal"})
+    needs: Mapping[str, frozenset[str]] = {}
+    thread = "owner"
+
+    def __init__(self, target: Target, drafter: Drafter, depth: Depth):
+        self._target, self._drafter, self._depth = target, drafter, depth
+
+    def run(self, batch: Batch) -> None:
+        depths = self._depth.choose(batch)
+        batch.drafted = False
+        proposals: list[list[int]] = [[] for _ in depths]
+        try:
+            if any(depths):
+                proposals = self._propose(batch, depths)
+                batch.drafted = True
+        except Exception:
+            self._count_failure(batch, depths)
+        for sequence, depth, proposal in zip(batch.sequences, depths, proposals, strict=True):
+            eos_ids = frozenset[int]() if sequence.request.ignore_eos else self._target.eos_ids
+            sequence.depth, sequence.proposal = depth, up_to_eos(proposal, eos_ids)
+
+    def _propose(self, batch: Batch, depths: list[int]) -> list[list[int]]:
+        rows = batch.sequences
+        proposals = batch.draft_rows.draft(
+            [s.pending for s in rows], depths, [s.sampler for s in rows]
+        )
+        for proposal, depth in zip(proposals, depths, strict=True):
+            if len(proposal) > depth or any(
+                not 0 <= token < self._target.vocab_size for token in proposal
+            ):
+                raise AssertionError(f"drafter proposed {proposal} at depth {depth}")
+        return proposals
+
+    def _count_failure(self, batch: Batch, depths: list[int]) -> None:
+        logging.getLogger(__name__).warning(
+            "drafter %s failed; this round runs without it", self._drafter.namespace, exc_info=True
+        )
+        for sequence, depth in zip(batch.sequences, depths, strict=True):
+            if depth:
+                sequence.counts["draft_errors"] = sequence.counts.get("draft_errors", 0) + 1
+
+
+def up_to_eos(proposal: list[int], eos_ids: Collection[int]) -> list[int]:
+    """The proposal up to and including its first EOS."""
+    for index, token in enumerate(proposal):
+        if token in eos_ids:
+            return proposal[: index + 1]
+    return proposal

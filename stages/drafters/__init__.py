@@ -1,0 +1,1 @@
+"""Ways of proposing tokens before the target has scored them."""

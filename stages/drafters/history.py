@@ -1,0 +1,89 @@
+"""Draft rows that need nothing but the row's own token history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Any, Protocol
+
+from pipeline.types import Attachment, Change
+
+
+class HistoryRow(Protocol):
+    """One row: the tokens the target's row holds, and a way to guess what follows them."""
+
+    def extend(self, tokens: Seq[int]) -> None: ...
+    def propose(self, pending: int, depth: int) -> list[int]:
+        """0..depth tokens to follow `pending`, which is not in the history yet. Changes nothing."""
+        ...
+
+    def check_integrity(self) -> None: ...
+
+
+class HistoryRows:
+    """`DraftRows` over rows of token history.
+
+    They take every token the target keeps and never a rejected one, so nothing is rolled back and
+    `commit` equals `consume`. They are refilled from ids, so they leave no attachment.
+    """
+
+    def __init__(self, make: Callable[[], HistoryRow]):
+        self._make = make
+        self._rows: list[HistoryRow] = []
+
+    @property
+    def size(self) -> int:
+        return len(self._rows)
+
+    def consume(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
+        for row, tokens in zip(self._rows, inputs, strict=True):
+            row.extend(tokens)
+
+    def prefill(self, tokens: Seq[Seq[int]], hidden: Any = None) -> None:
+        self.consume(tokens)
+
+    def commit(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
+        self.consume(inputs)
+
+    def draft(self, pending: Seq[int], depths: Seq[int], samplers: Seq[Any]) -> list[list[int]]:
+        return [
+            row.propose(token, depth) if depth else []
+            for row, token, depth in zip(self._rows, pending, depths, strict=True)
+        ]
+
+    def prepare_append(
+        self, tokens: Seq[Seq[int]], attachments: Seq[Attachment | None]
+    ) -> Change:
+        return _Append(self._rows, [self._filled(ids) for ids in tokens])
+
+    def _filled(self, tokens: Seq[int]) -> HistoryRow:
+        row = self._make()
+        row.extend(tokens)
+        return row
+
+    def filter(self, keep: Seq[int]) -> None:
+        self._rows[:] = [self._rows[index] for index in keep]
+
+    def capture(self, row: int) -> Attachment | None:
+        return None
+
+    def check_integrity(self) -> None:
+        for row in self._rows:
+            row.check_integrity()
+
+    def close(self) -> None:
+        self._rows.clear()
+
+
+class _Append:
+    """Finished rows waiting to join; a list's own `extend` is the swap."""
+
+    def __init__(self, rows: list[HistoryRow], fresh: list[HistoryRow]):
+        self._rows, self._fresh = rows, fresh
+
+    def commit(self) -> None:
+        self._rows.extend(self._fresh)
+        self._fresh = []
+
+    def dispose(self) -> None:
+        self._fresh = []

@@ -1,0 +1,1 @@
+"""Ways of deciding which proposed tokens the target agrees with."""

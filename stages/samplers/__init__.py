@@ -1,0 +1,1 @@
+"""Ways of choosing a token from the target's scores, on the host."""

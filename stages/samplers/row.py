@@ -1,0 +1,69 @@
+"""One request's sampler: from a row of scores to a token, and what it cost in log-probability."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from pipeline.types import Sampling, TokenLogprob
+from stages.samplers.filters import Floats, highest, inverse_temperature, survivors
+from stages.samplers.noise import gumbel
+from stages.samplers.penalties import Penalties
+
+
+def finite_peak(logits_V: Floats) -> float:
+    """The highest score. FloatingPointError where it is NaN (as any NaN makes it) or infinite:
+    nothing can be chosen from such scores, and the fault is the model's or ours."""
+    peak = float(logits_V.max())
+    if not math.isfinite(peak):
+        raise FloatingPointError(f"the target's scores are not finite (highest: {peak})")
+    return peak
+
+
+def token_logprob(logits_V: Floats, token_id: int, count: int) -> TokenLogprob:
+    """log-softmax at `token_id` and at the `count` highest scores, best first, ties by id."""
+    peak = float(logits_V.max())
+    mass = float(np.exp(logits_V - np.float32(peak)).sum(dtype=np.float64))
+    floor = peak + math.log(mass)
+    best = highest(logits_V, count) if count else np.arange(0)
+    ordered = best[np.argsort(-logits_V[best], kind="stable")]
+    top = tuple((int(i), float(logits_V[i]) - floor) for i in ordered)
+    return TokenLogprob(token_id, float(logits_V[token_id]) - floor, top)
+
+
+class StandardRow:
+    """Order: logit_bias, penalties, (log-probabilities are read here), temperature, top_k, top_p,
+    min_p, then the highest of score + Gumbel noise. Temperature 0: the highest score, lowest id."""
+
+    def __init__(
+        self, sampling: Sampling, seed: int, prompt_ids: Iterable[int], logprobs: int | None
+    ):
+        self._temperature = sampling.temperature or 0.0
+        self._top_k = sampling.top_k or 0
+        self._top_p = 1.0 if sampling.top_p is None else sampling.top_p
+        self._min_p = sampling.min_p or 0.0
+        self._seed = seed
+        self._logprobs = logprobs
+        self._penalties = Penalties(sampling, prompt_ids)
+        self.greedy = self._temperature == 0 and logprobs is None and self._penalties.neutral
+
+    def draw(self, logits_V: Any, position: int) -> tuple[int, TokenLogprob | None]:
+        logits = self._penalties.apply(np.asarray(logits_V, dtype=np.float32))
+        finite_peak(logits)
+        token = self._sample(logits, position) if self._temperature else int(logits.argmax())
+        if self._logprobs is None:
+            return token, None
+        return token, token_logprob(logits, token, self._logprobs)
+
+    def _sample(self, logits: Floats, position: int) -> int:
+        scale = inverse_temperature(self._temperature)
+        with np.errstate(over="ignore"):  # a tiny temperature sends scores to -inf, as it should
+            ids = survivors(logits, scale, self._top_k, self._top_p, self._min_p)
+            scores = (logits[ids] - logits.max()) * scale
+        return int(ids[np.argmax(scores + gumbel(self._seed, position, ids))])
+
+    def push(self, token_id: int) -> None:
+        self._penalties.push(token_id)

@@ -1,0 +1,240 @@
+"""Saved states in memory: a radix tree a namespace, LRU by bytes over all of them."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from pipeline.types import State
+from stages.rows.state import check, cut_range
+from stages.tiers.radix import WORD, Insertion, Node, Tree, check_tree, pack, tree_name
+
+
+class Lease:
+    """A borrowed state (protocol Match). Its arrays stay alive and counted until `release`; views of
+    them are lazy, so materialize on the owner thread."""
+
+    tier = "ram"
+
+    def __init__(self, ram: Ram, state: State, path: Seq[Node]) -> None:
+        self.state = state
+        self.deepest = path[-1]
+        self.held = [(node, node.segment, node.nbytes) for node in path]
+        self._ram: Ram | None = ram
+
+    def release(self) -> None:
+        """Give it back; a second call does nothing."""
+        if self._ram is not None:
+            self._ram.give_back(self)
+            self._ram = None
+
+
+@dataclass
+class Counters:
+    """Plain numbers, so that another thread may read them."""
+
+    entries: int = 0  # nodes
+    tokens: int = 0
+    bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    reused_tokens: int = 0
+    evictions: int = 0
+    dropped: int = 0
+    leases: int = 0
+    borrowed_bytes: int = 0  # of borrowed arrays that the tier no longer holds
+
+
+class Ram:
+    """Keeps states in memory (protocol Tier). `max_gb`: cap in 10^9 bytes.
+
+    `_order` holds all nodes, least recently used first. A path is touched from its end to its root,
+    so a parent is always more recent than its children and the oldest node is a leaf or pinned.
+    Converted states (`min_reuse` > 0, delayed quantization) have trees of their own: their arrays do
+    not continue those of an unconverted state.
+    """
+
+    name = "ram"
+    can = frozenset[str]()
+
+    def __init__(self, *, max_gb: float = 4.0) -> None:
+        if not 0 < max_gb < float("inf"):
+            raise ValueError(f"max_gb: wants a number > 0, got {max_gb}")
+        self.cap = round(max_gb * 1e9)
+        self._trees: dict[tuple[str, bool], Tree] = {}
+        self._order: OrderedDict[Node, Tree] = OrderedDict()
+        self._leases: list[Lease] = []
+        self._count = Counters()
+
+    def open(self) -> None: ...
+
+    def close(self) -> None:
+        self.clear()
+
+    def lookup(self, tokens: Seq[int], namespace: str, limit: int) -> Lease | None:
+        """The longest usable state of at most `limit` of these tokens. O(len(tokens))."""
+        key = pack(tokens[: max(0, limit)])
+        found = [self._usable(tree, key) for tree in self._of(namespace)]
+        length, path = max(found, key=lambda pair: pair[0], default=(0, []))
+        if not length:
+            self._count.misses += 1
+            return None
+        self._count.hits += 1
+        self._count.reused_tokens += length
+        self._touch(path[-1], self._order[path[-1]])
+        return self._lend(path, tuple(tokens[:length]), namespace)
+
+    def covered(self, tokens: Seq[int], namespace: str, min_reuse: int = 0) -> int:
+        """Where a capture of these tokens may begin: how many leading tokens are held, and all of
+        them only if a state of exactly this length is usable, so that nothing is left to publish."""
+        if (tree := self._trees.get((namespace, min_reuse > 0))) is None:
+            return 0
+        path, held = tree.walk(pack(tokens))
+        whole = held == len(tokens) and tree.usable(path, held) == held
+        return held if whole else min(held, len(tokens) - 1)
+
+    def put(self, state: State) -> bool:
+        """Take ownership of a state. False if it was dropped: it does not fit, or the tokens before
+        its first segment are no longer held. While a node is split its arrays exist twice."""
+        check(state)
+        tree = self._trees.get(tree_name(state)) or Tree(state)
+        _, held = tree.walk(pack(state.tokens))
+        if not state.tokens or not tree.fits(state) or held < state.segments[0].start:
+            return self._drop()
+        stored = self._insert(tree, state)
+        if tree.root.children:
+            self._trees[tree.name] = tree
+        return stored or self._drop()
+
+    def clear(self) -> None:
+        """Forget everything; borrowed states stay valid until they are given back."""
+        self._trees.clear()
+        self._order.clear()
+        self._count.entries = self._count.tokens = self._count.bytes = 0
+        self._account()
+
+    def stats(self) -> Mapping[str, int | float]:
+        return {**vars(self._count), "cap_bytes": self.cap}
+
+    def give_back(self, lease: Lease) -> None:
+        """Called by a lease when it is released."""
+        self._leases.remove(lease)
+        self._pin(lease.deepest, -1)
+        self._account()
+
+    def _of(self, namespace: str) -> list[Tree]:
+        keys = ((namespace, False), (namespace, True))
+        return [self._trees[key] for key in keys if key in self._trees]
+
+    def _usable(self, tree: Tree, key: bytes) -> tuple[int, list[Node]]:
+        path, held = tree.walk(key)
+        length = tree.usable(path, held)
+        return length, [node for node in path if node.segment.start < length]
+
+    def _lend(self, path: list[Node], tokens: tuple[int, ...], namespace: str) -> Lease:
+        last, length = path[-1], len(tokens)
+        whole = last.segment.stop == length
+        segments = [node.segment for node in path]
+        if not whole:
+            segments[-1] = cut_range(segments[-1:], last.segment.start, length)
+        state = State(
+            tokens=tokens,
+            namespace=namespace,
+            specs=self._order[last].specs,
+            segments=tuple(segments),
+            boundaries={length: dict(last.exact)} if whole and last.exact else {},
+            attachments=tuple(last.attachments.values()) if whole else (),
+            min_reuse=max(node.min_reuse for node in path),
+        )
+        lease = Lease(self, state, path)
+        self._leases.append(lease)
+        self._pin(last, 1)
+        self._account()
+        return lease
+
+    def _insert(self, tree: Tree, state: State) -> bool:
+        """Make room, then attach; the nodes the state stands on are pinned meanwhile."""
+        insertion = Insertion(tree, state)
+        deepest = insertion.path[-1] if insertion.path else tree.root
+        self._touch(deepest, tree)
+        self._pin(deepest, 1)
+        try:
+            if not self._make_room(insertion.added, deepest):
+                return False
+            insertion.apply()
+        finally:
+            self._pin(deepest, -1)
+            self._account()
+        self._touch(insertion.fresh[-1] if insertion.fresh else deepest, tree)
+        self._count.bytes += insertion.added
+        self._count.tokens += sum(map(width, insertion.fresh))
+        self._account()
+        return True
+
+    def _make_room(self, added: int, standing: Node) -> bool:
+        """Evict until `added` bytes fit; nothing is evicted if they cannot."""
+        free = self.cap - added - self._count.borrowed_bytes
+        if self._count.bytes <= free:
+            return True
+        chains = [lease.deepest.chain() for lease in self._leases] + [standing.chain()]
+        pinned = {node for chain in chains for node in chain if node in self._order}
+        if sum(node.nbytes for node in pinned) > free:
+            return False
+        while self._count.bytes > free:
+            self._evict(next(node for node in self._order if not (node.children or node.pins)))
+        return True
+
+    def _evict(self, node: Node) -> None:
+        tree = self._order.pop(node)
+        assert node.parent is not None
+        del node.parent.children[node.key[:WORD]]
+        self._count.bytes -= node.nbytes
+        self._count.tokens -= width(node)
+        self._count.evictions += 1
+        if not tree.root.children:
+            self._trees.pop(tree.name, None)
+
+    def _touch(self, deepest: Node, tree: Tree) -> None:
+        for node in deepest.chain():
+            self._order[node] = tree
+            self._order.move_to_end(node)
+
+    def _pin(self, deepest: Node, by: int) -> None:
+        for node in deepest.chain():
+            node.pins += by
+
+    def _drop(self) -> bool:
+        self._count.dropped += 1
+        return False
+
+    def _account(self) -> None:
+        """Bring the counters that depend on several facts up to date."""
+        lost = {
+            id(segment): size
+            for lease in self._leases
+            for node, segment, size in lease.held
+            if node.segment is not segment or node not in self._order
+        }
+        self._count.borrowed_bytes = sum(lost.values())
+        self._count.entries, self._count.leases = len(self._order), len(self._leases)
+
+    def check_integrity(self) -> None:
+        """Recount everything. AssertionError with the numbers."""
+        nodes = [node for tree in self._trees.values() for node in check_tree(tree)]
+        count, place = self._count, {node: i for i, node in enumerate(self._order)}
+        assert place.keys() == set(nodes), f"{len(place)} nodes in order, {len(nodes)} in trees"
+        sums = sum(node.nbytes for node in nodes), sum(map(width, nodes)), len(nodes)
+        assert sums == (count.bytes, count.tokens, count.entries), f"{sums} in trees, counted {count}"
+        assert count.bytes <= self.cap, f"{count.bytes} bytes over the cap of {self.cap}"
+        late = [n for n in nodes if n.parent in place and place[n.parent] < place[n]]
+        assert not late, f"{len(late)} nodes more recent than what they stand on"
+        pins = Counter(node for lease in self._leases for node in lease.deepest.chain())
+        wrong = [(node.pins, pins[node]) for node in nodes if node.pins != pins[node]]
+        assert not wrong, f"pins and leases differ: {wrong}"
+
+
+def width(node: Node) -> int:
+    """Tokens of a node."""
+    return len(node.key) // WORD

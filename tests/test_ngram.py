@@ -1,0 +1,90 @@
+"""Lookup drafting against a plain search of the whole history."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import ConfigError
+from stages.drafters.ngram import NGram, NGramRow
+
+
+def searched(text, low, high, depth, growth):
+    """The longest suffix of `text` that ended earlier, at its latest end, and what followed."""
+    for size in range(high, low - 1, -1):
+        ends = [e for e in range(size, len(text)) if text[e - size : e] == text[-size:]]
+        if size <= len(text) and ends:
+            end = ends[-1]
+            agree = 0
+            while agree < end and text[end - 1 - agree] == text[-1 - agree]:
+                agree += 1
+            return text[end : end + min(depth, growth * agree)]
+    return []
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.lists(st.integers(0, 3), min_size=1, max_size=60),
+    cuts=st.lists(st.integers(0, 60)),
+    low=st.integers(1, 3),
+    extra=st.integers(0, 4),
+    depth=st.integers(1, 12),
+    growth=st.sampled_from([1, 2, 100]),
+)
+def test_proposal_is_what_a_search_finds(text, cuts, low, extra, depth, growth):
+    row = NGramRow(low, low + extra, growth)
+    borders = [0, *sorted(c for c in cuts if c < len(text) - 1), len(text) - 1]
+    for start, end in zip(borders, borders[1:], strict=False):
+        row.extend(text[start:end])
+        row.check_integrity()
+    proposal = row.propose(text[-1], depth)
+    assert proposal == searched(text, low, low + extra, depth, growth)
+    assert row.propose(text[-1], depth) == proposal  # drafting changes nothing
+
+
+def test_latest_occurrence_wins():
+    row = NGramRow(2, 2, 100)
+    row.extend([1, 2, 7, 1, 2, 8, 5, 1])
+    assert row.propose(2, 2) == [8, 5]
+
+
+def test_longest_suffix_wins_over_a_later_shorter_one():
+    row = NGramRow(1, 3, 100)
+    row.extend([4, 1, 2, 7, 9, 2, 8, 4, 1])
+    assert row.propose(2, 1) == [7]
+
+
+def test_the_suffix_does_not_find_itself():
+    row = NGramRow(1, 3, 100)
+    row.extend([1, 2, 3])
+    assert row.propose(4, 8) == []
+
+
+def test_a_proposal_runs_into_the_pending_token_and_no_further():
+    row = NGramRow(1, 3, 100)
+    row.extend([5, 6])
+    assert row.propose(5, 8) == [6, 5]
+
+
+def test_a_copy_reaches_full_depth_in_two_rounds_and_a_chance_match_stays_short():
+    source = list(range(100, 160))
+    row = NGramRow(3, 5, 2)
+    row.extend([*source, 7, *source[:2]])
+    assert row.propose(source[2], 16) == source[3:9]
+    row.extend(source[2:10])
+    assert row.propose(source[10], 16) == source[11:27]
+
+
+@pytest.mark.parametrize(
+    ("bad", "where"),
+    [({"min_ngram": 0}, "min_ngram"), ({"min_ngram": 4, "max_ngram": 3}, "min_ngram"),
+     ({"growth": -1}, "growth")],
+)  # fmt: skip
+def test_settings_that_cannot_work_are_refused(bad, where):
+    with pytest.raises(ConfigError, match=f"drafter.{where}"):
+        NGram(**bad)
+
+
+def test_namespace_tells_settings_apart():
+    assert len({NGram().namespace, NGram(max_ngram=6).namespace, NGram(growth=0).namespace}) == 3
