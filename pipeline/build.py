@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydra.utils import instantiate
-
 from pipeline.catalog import load_yaml
 from pipeline.compose import Composed, compose
 from pipeline.errors import ConfigError, Problem
@@ -20,7 +18,9 @@ from pipeline.graph import Graph, Node, Offer
 from pipeline.plan import Plan, Spec, plan, resolve, source
 
 
-def pipeline_to_run(recipe: str, overrides: Sequence[str] = (), allow: Iterable[str] = ()) -> Pipeline:
+def pipeline_to_run(
+    recipe: str, overrides: Sequence[str] = (), allow: Iterable[str] = ()
+) -> Pipeline:
     """Compose, plan and build in the order that running needs: the device first."""
     return build(plan(compose(recipe, overrides), allow=allow, first=open_device))
 
@@ -120,7 +120,7 @@ class _Maker:
         except ConfigError as error:
             self.problems += error.problems
         except ValueError as error:
-            self.problems.append(Problem(spec.path, str(error)))
+            self.problems.append(_misuse(spec, error))
 
     def _argument(self, spec: Spec, name: str, annotation: Any) -> Any:
         if name in spec.nested:
@@ -130,15 +130,25 @@ class _Maker:
         return self.part(group)
 
 
+def _misuse(spec: Spec, error: ValueError) -> Problem:
+    """What a constructor refuses; a message that begins with a setting's name is put under it."""
+    key, colon, rest = str(error).partition(": ")
+    if colon and key in spec.signature.settings:
+        return Problem(f"{spec.path}.{key}", rest)
+    return Problem(spec.path, str(error))
+
+
 def _make(spec: Spec, arguments: Sequence[Any]) -> Any:
-    """The one use of Hydra's `instantiate`: a partial, called with parts that it never sees."""
-    partial = instantiate({"_target_": spec.target}, _partial_=True, _convert_="all")
-    return partial(*arguments, **spec.settings)
+    """Call the class that the plan has vetted. (Hydra's `instantiate` would look it up again by
+    name, follow any `_target_` inside a setting, and copy the parts.)"""
+    return spec.target(*arguments, **spec.settings)
 
 
 def _graph(planned: Plan, parts: Mapping[str, Any], stages: Mapping[str, Any]) -> Graph:
     choices = planned.composed.choices
-    nodes = {name: Node.of(name, stage, _groups(planned.stages[name])) for name, stage in stages.items()}
+    nodes = {
+        name: Node.of(name, stage, _groups(planned.stages[name])) for name, stage in stages.items()
+    }
     offers = {group: _offer(group, part, choices) for group, part in parts.items()}
     return Graph(planned.phases, nodes, offers)
 

@@ -32,7 +32,7 @@ def load_yaml(path: Path) -> Any:
         raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from None
 
 
-class _UniqueKeys(yaml.SafeLoader):
+class _UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """PyYAML lets the last of two equal keys win in silence; a recipe must not."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
@@ -59,7 +59,9 @@ def first_comment(path: Path) -> str:
 
 def join_defaults(entries: Any) -> dict[str, Any]:
     """A defaults list's choices, `group[@package] -> option`, without `_self_` and plain names."""
-    pairs = (item for entry in entries or [] if isinstance(entry, Mapping) for item in entry.items())
+    pairs = (
+        item for entry in entries or [] if isinstance(entry, Mapping) for item in entry.items()
+    )
     return {str(key): value for key, value in pairs}
 
 
@@ -72,7 +74,9 @@ class Catalog:
 
     def groups(self) -> tuple[str, ...]:
         """Names as typed: `kv`, and `kv/codec` for a choice inside an option."""
-        found = {path.parent.relative_to(self.conf).as_posix() for path in self.conf.rglob("*.yaml")}
+        found = {
+            path.parent.relative_to(self.conf).as_posix() for path in self.conf.rglob("*.yaml")
+        }
         return tuple(sorted(found - {"."}))
 
     def nested_groups(self) -> tuple[str, ...]:
@@ -119,6 +123,8 @@ def find_recipe(name: str) -> Path:
         return matches[0]
     if matches:
         paths = ", ".join(f"{path.parent.name}/{path.stem}" for path in matches)
-        raise ConfigError([Problem(name, f"several recipes have this name: {paths}.", "Type one of these.")])
+        raise ConfigError(
+            [Problem(name, f"several recipes have this name: {paths}.", "Type one of these.")]
+        )
     hint = f"{nearest(name, known)} Recipes: {', '.join(known)}. A file of your own is named by its path."
     raise ConfigError([Problem(name, "no such recipe.", hint.strip())])

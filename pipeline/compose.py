@@ -8,6 +8,7 @@ collected and in our words. Nothing is imported from `stages` and no value is ju
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,20 @@ from pipeline.errors import ConfigError, Problem, nearest
 from pipeline.overrides import Choice, Override, Removal, Value, parse
 
 OVERLAYS = ("tuning", "debug")
+# Hydra's own options (logging, launchers): unused when composing, and half of its time.
+UNUSED = tuple(
+    f"~hydra/{name}"
+    for name in (
+        "env",
+        "help",
+        "hydra_help",
+        "hydra_logging",
+        "job_logging",
+        "launcher",
+        "output",
+        "sweeper",
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -62,17 +77,30 @@ def compose(recipe: str | None, overrides: Sequence[str] = ()) -> Composed:
     base = draft.catalog.base_choices()
     body = _load_recipe(path) if path else {}
     draft.choices = {**base, **_recipe_choices(body, path, base, draft)}
-    parsed = parse(overrides, [*base, *draft.catalog.nested_groups()], read)
+    parsed = parse(overrides, [*base, ALWAYS, *draft.catalog.nested_groups()], read)
     _choose(parsed, base, draft)
     tree = _join_options(draft)
     known = [str(key) for key in tree]
-    _lay(tree, {k: v for k, v in body.items() if k != "defaults"}, f"recipe {path and path.stem}", draft)
+    _lay(
+        tree,
+        {k: v for k, v in body.items() if k != "defaults"},
+        f"recipe {path and path.stem}",
+        draft,
+    )
     _lay_overlays(tree, draft)
     _set_values(tree, parsed, draft)
     _refuse_unknown(tree, known, draft)
     config = {str(key): _resolved(tree, key, str(key), draft) for key in tree}
     name = path.stem if path else "base"
-    return Composed(name, config, draft.choices, draft.texts, draft.sources, draft.catalog, tuple(draft.problems))
+    return Composed(
+        name,
+        config,
+        draft.choices,
+        draft.texts,
+        draft.sources,
+        draft.catalog,
+        tuple(draft.problems),
+    )
 
 
 def read(raw: str) -> tuple[Any, str | None]:
@@ -93,7 +121,11 @@ def _load_recipe(path: Path) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise ConfigError([Problem(str(path), "a recipe is a YAML mapping.", _EXAMPLE)])
     defaults = body.get("defaults") or []
-    names = [entry for entry in defaults if isinstance(entry, str)] if isinstance(defaults, list) else []
+    names = (
+        [entry for entry in defaults if isinstance(entry, str)]
+        if isinstance(defaults, list)
+        else []
+    )
     if "base" not in names:
         raise ConfigError([Problem(str(path), "a recipe extends base.", _EXAMPLE)])
     return body
@@ -107,7 +139,9 @@ def _recipe_choices(
 ) -> dict[str, Any]:
     """The recipe's `override group: option` lines that are right; the others become problems."""
     chosen: dict[str, Any] = {}
-    others = [e for e in body.get("defaults", []) if isinstance(e, str) and e not in ("base", "_self_")]
+    others = [
+        e for e in body.get("defaults", []) if isinstance(e, str) and e not in ("base", "_self_")
+    ]
     for entry in others:
         text = f"'{entry}': a recipe extends base only, with lines 'override GROUP: OPTION'."
         draft.problems.append(Problem(f"{path} defaults", text))
@@ -116,13 +150,21 @@ def _recipe_choices(
         if problem := choice_problem(words, option, base, draft.catalog):
             draft.problems.append(problem)
         elif not key.startswith("override "):
-            draft.problems.append(Problem(f"{path} defaults", f"'{key}' needs the word override.", f"Write: override {key}: {option}"))
+            draft.problems.append(
+                Problem(
+                    f"{path} defaults",
+                    f"'{key}' needs the word override.",
+                    f"Write: override {key}: {option}",
+                )
+            )
         else:
             chosen[words] = option
     return chosen
 
 
-def choice_problem(key: str, option: Any, base: Mapping[str, Any], catalog: Catalog) -> Problem | None:
+def choice_problem(
+    key: str, option: Any, base: Mapping[str, Any], catalog: Catalog
+) -> Problem | None:
     """Why `key=option` is no choice of a group, or None if it is one."""
     group = key.partition("@")[0]
     if group == ALWAYS:
@@ -135,7 +177,8 @@ def choice_problem(key: str, option: Any, base: Mapping[str, Any], catalog: Cata
     options = option if isinstance(option, list) else [option]
     names = ", ".join(known)
     if option is None or (isinstance(option, list) and not many):
-        return Problem(key, f"takes one of its options: {names}.", f"Try: {key}={next(iter(known), 'none')}")
+        first = "none" if "none" in known else next(iter(known), "…")
+        return Problem(key, f"takes one of its options: {names}.", f"Try: {key}={first}")
     bad = [str(name) for name in options if str(name) not in known]
     if bad:
         text = f"has no option '{bad[0]}'. {nearest(bad[0], known)} Options: {names}."
@@ -156,23 +199,29 @@ def _choose(parsed: Sequence[Override | Problem], base: Mapping[str, Any], draft
 
 
 def _join_options(draft: _Draft) -> DictConfig:
-    """Base and all chosen options, by Hydra."""
-    stages = list(draft.catalog.options(ALWAYS))
-    chosen = {**draft.choices, ALWAYS: stages}
+    """Base and all chosen options, by Hydra; then every stage's settings."""
     base = draft.catalog.base_choices()
-    lines = [f"{key}={_listed(option)}" for key, option in chosen.items() if option != base.get(key)]
+    lines = [f"{k}={_listed(v)}" for k, v in draft.choices.items() if v != base.get(k)]
     if extra := draft.catalog.adds_options():
-        folders = ",".join("'file://" + str(f).replace("\\", "\\\\").replace("'", "\\'") + "'" for f in extra)
-        lines.append(f"hydra.searchpath=[{folders}]")
+        lines.append(f"hydra.searchpath=[{','.join(map(_quoted_url, extra))}]")
     before = Singleton.get_state()
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(draft.catalog.conf), version_base="1.3"):
-            return hydra_compose("base", lines)
+            tree = hydra_compose("base", [*lines, *UNUSED])
     except Exception as error:  # whatever Hydra has to say about an option file
-        raise ConfigError([Problem("conf", _first_lines(error))]) from error
+        raise ConfigError([*draft.problems, Problem("conf", _first_lines(error))]) from error
     finally:
         Singleton.set_state(before)
+    OmegaConf.set_struct(tree, False)
+    for path in draft.catalog.options(ALWAYS).values():
+        tree[ALWAYS].merge_with(load_yaml(path) or {})
+    return tree
+
+
+def _quoted_url(folder: Path) -> str:
+    text = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'file://{text}'"
 
 
 def _listed(option: Any) -> str:
@@ -188,7 +237,6 @@ def _first_lines(error: BaseException) -> str:
 
 def _lay(tree: DictConfig, values: Any, source: str, draft: _Draft) -> None:
     """Merge plain values over the tree, remembering where each leaf came from."""
-    OmegaConf.set_struct(tree, False)
     try:
         tree.merge_with(OmegaConf.create(values))
     except (OmegaConfBaseException, ValueError) as error:
@@ -209,7 +257,9 @@ def leaves(values: Any, path: str = "") -> list[str]:
     """Dotted paths of everything that is not a mapping."""
     if not isinstance(values, Mapping):
         return [path]
-    return [leaf for k, v in values.items() for leaf in leaves(v, f"{path}.{k}" if path else str(k))]
+    return [
+        leaf for k, v in values.items() for leaf in leaves(v, f"{path}.{k}" if path else str(k))
+    ]
 
 
 def _set_values(tree: DictConfig, parsed: Sequence[Override | Problem], draft: _Draft) -> None:
@@ -273,7 +323,9 @@ def _resolved(node: Any, key: Any, path: str, draft: _Draft) -> Any:
             draft.texts[path] = value
     if isinstance(value, DictConfig):
         if reference and "_target_" in value:
-            what = f"{reference} is a whole part; parts are shared by constructors, not by reference."
+            what = (
+                f"{reference} is a whole part; parts are shared by constructors, not by reference."
+            )
             draft.problems.append(Problem(path, what))
         return {k: _resolved(value, k, f"{path}.{k}", draft) for k in value}
     if isinstance(value, ListConfig):
@@ -282,7 +334,9 @@ def _resolved(node: Any, key: Any, path: str, draft: _Draft) -> Any:
 
 
 def _bad_reference(reference: str, error: Exception) -> str:
-    text = _first_lines(error)
-    if "oc.env" in reference:
-        return f"{reference}: {text} Set the variable, or give a default: ${{oc.env:NAME,default}}"
-    return f"{reference} leads nowhere: {text}"
+    if unset := re.search(r"Environment variable '(\w+)' not found", str(error)):
+        name = unset[1]
+        return (
+            f"the environment has no {name}. Set it, or give a default: ${{oc.env:{name},DEFAULT}}"
+        )
+    return f"{reference} leads nowhere: {_first_lines(error)}."

@@ -86,14 +86,16 @@ class Graph:
 
     def steps(self) -> list[tuple[str, Node]]:
         """(phase, stage) in the order of a request's life, unknown stages left out."""
-        return [(p, self.nodes[n]) for p in PHASES for n in self.phases.get(p, ()) if n in self.nodes]
+        return [
+            (p, self.nodes[n]) for p in PHASES for n in self.phases.get(p, ()) if n in self.nodes
+        ]
 
     def check(self, suggest: Suggest = lambda group, abilities: ()) -> None:
         """GraphError with all problems in reading order. `suggest` names options of a group that
         have the abilities, for the hints."""
         rules = (
             self._names, self._repeats, self._fields, self._threads, self._reads, self._writers,
-            lambda: self._needs(suggest), self._idle_drafter,
+            lambda: self._needs(suggest), self._idle_drafter, self._no_model,
         )  # fmt: skip
         if problems := [problem for rule in rules for problem in rule()]:
             raise GraphError(problems)
@@ -104,7 +106,9 @@ class Graph:
                 yield Problem(f"flow.{phase}", "no such phase.", nearest(phase, PHASES))
             for name in names:
                 if name not in self.nodes:
-                    yield Problem(f"flow.{phase}", f"no stage named '{name}'.", nearest(name, self.nodes))
+                    yield Problem(
+                        f"flow.{phase}", f"no stage named '{name}'.", nearest(name, self.nodes)
+                    )
 
     def _repeats(self) -> Iterator[Problem]:
         for phase, names in self.phases.items():
@@ -134,12 +138,20 @@ class Graph:
         for index, (phase, node) in enumerate(steps):
             earlier = {name for _, other in steps[:index] for name in other.writes}
             for name in sorted(node.reads & set(self.fields) - earlier - self.given - node.writes):
-                later = [other.name for p, other in steps[index + 1 :] if p == phase and name in other.writes]
+                later = [
+                    other.name
+                    for p, other in steps[index + 1 :]
+                    if p == phase and name in other.writes
+                ]
                 if later:
                     yield _misordered(node, phase, name, later[0])
                 elif name not in self.optional:
                     what = f"reads '{name}', but nothing before it gives it a first value."
-                    yield Problem(f"stage '{node.name}' ({phase})", what, f"Put a stage that writes '{name}' before it.")
+                    yield Problem(
+                        f"stage '{node.name}' ({phase})",
+                        what,
+                        f"Put a stage that writes '{name}' before it.",
+                    )
 
     def _writers(self) -> Iterator[Problem]:
         for phase in PHASES:
@@ -148,7 +160,9 @@ class Graph:
                 blind = (first.writes - first.reads) & (second.writes - second.reads)
                 for name in sorted(blind):
                     what = f"'{first.name}' and '{second.name}' both write '{name}' without reading it."
-                    yield Problem(f"flow.{phase}", what, "The first value would be lost: leave one out.")
+                    yield Problem(
+                        f"flow.{phase}", what, "The first value would be lost: leave one out."
+                    )
 
     def _needs(self, suggest: Suggest) -> Iterator[Problem]:
         stages = dict(self.steps_by_name()).values()
@@ -158,15 +172,23 @@ class Graph:
             for group, abilities in needs.items():
                 yield from self._need(who, group, frozenset(abilities), suggest)
 
-    def _need(self, who: str, group: str, abilities: frozenset[str], suggest: Suggest) -> Iterator[Problem]:
+    def _need(
+        self, who: str, group: str, abilities: frozenset[str], suggest: Suggest
+    ) -> Iterator[Problem]:
         offer = self.offers.get(group)
         if offer is None:
             yield Problem(who, f"needs a {group}, and there is none.", nearest(group, self.offers))
         elif missing := abilities - offer.can:
             can = f"can only {_words(offer.can)}" if offer.can else "can do nothing of the kind"
             what = f"needs {group} to {_words(missing)}, but {group}={offer.choice} {can}."
-            better = [f"{group}={name}" for name in suggest(group, abilities) if name != offer.choice]
-            hint = f"Choose {' or '.join(better)}." if better else "No option can: choose another flow."
+            better = [
+                f"{group}={name}" for name in suggest(group, abilities) if name != offer.choice
+            ]
+            hint = (
+                f"Choose {' or '.join(better)}."
+                if better
+                else "No option can: choose another flow."
+            )
             yield Problem(who, what, hint)
 
     def _idle_drafter(self) -> Iterator[Problem]:
@@ -176,6 +198,11 @@ class Graph:
             what = f"no stage drafts, so drafter={drafter.choice} would do nothing."
             yield Problem("flow", what, "Choose flow=speculative or drafter=none.")
 
+    def _no_model(self) -> Iterator[Problem]:
+        model = self.offers.get("model")
+        if model and model.choice == "none":
+            yield Problem("model", "somebody has to answer.", "Choose one: headrace list model")
+
     def edges(self) -> tuple[Edge, ...]:
         """Who hands which fields to whom; a loop's last writer reaches back to its first readers."""
         found: dict[tuple[tuple[str, str], tuple[str, str]], list[str]] = {}
@@ -183,14 +210,18 @@ class Graph:
             for name in sorted(node.reads):
                 for source in self._sources(index, phase, name):
                     found.setdefault((source, (phase, node.name)), []).append(name)
-        return tuple(Edge(source, target, tuple(names)) for (source, target), names in found.items())
+        return tuple(
+            Edge(source, target, tuple(names)) for (source, target), names in found.items()
+        )
 
     def _sources(self, index: int, phase: str, name: str) -> list[tuple[str, str]]:
         steps = [(p, node.name, name in node.writes) for p, node in self.steps()]
         earlier = [(p, n) for p, n, writes in steps[:index] if writes][-1:]
         if phase not in LOOPS or (earlier and earlier[0][0] == phase):
             return earlier
-        return earlier + [(p, n) for p, n, writes in steps[index + 1 :] if writes and p == phase][-1:]
+        return (
+            earlier + [(p, n) for p, n, writes in steps[index + 1 :] if writes and p == phase][-1:]
+        )
 
 
 def _misordered(node: Node, phase: str, name: str, later: str) -> Problem:

@@ -45,15 +45,15 @@ Override = Choice | Value | Removal
 Read = Callable[[str], tuple[Any, str | None]]
 
 
-def parse(
-    overrides: Sequence[str], groups: Sequence[str], read: Read
-) -> list[Override | Problem]:
+def parse(overrides: Sequence[str], groups: Sequence[str], read: Read) -> list[Override | Problem]:
     """Read all overrides; each that cannot be understood becomes a problem in its place.
 
     `groups` are all keys that take an option; `model@draft_model` may also be typed `draft_model`.
     `read` gives a typed value and, where a text may still be wanted, the text as typed.
     """
-    names = {key: key for key in groups} | {key.partition("@")[2]: key for key in groups if "@" in key}
+    names = {key: key for key in groups} | {
+        key.partition("@")[2]: key for key in groups if "@" in key
+    }
     return [_parse(text, names, read) for text in overrides]
 
 
@@ -65,7 +65,11 @@ def _parse(text: str, groups: Mapping[str, str], read: Read) -> Override | Probl
     key = match["key"]
     group = groups.get(key) or groups.get(key.replace(".", "/"))
     if match["sign"] == "~":
-        return Problem(text, "a group is never taken away.", f"Try: {key}=none") if group else Removal(key)
+        return (
+            Problem(text, "a group is never taken away.", f"Try: {key}=none")
+            if group
+            else Removal(key)
+        )
     if not equals:
         hint = f"Type {key}=VALUE. {nearest(key, groups)}"
         return Problem(text, "is not an override.", hint.strip())
@@ -77,7 +81,9 @@ def _parse(text: str, groups: Mapping[str, str], read: Read) -> Override | Probl
 
 def _no_group(key: str, groups: Mapping[str, str]) -> Problem:
     names = ", ".join(name for name in groups if "/" not in name and "@" not in name)
-    return Problem(key, "no such group or setting.", f"{nearest(key, groups)} Groups: {names}.".strip())
+    return Problem(
+        key, "no such group or setting.", f"{nearest(key, groups)} Groups: {names}.".strip()
+    )
 
 
 def _option(value: Any, typed: str | None) -> Any:

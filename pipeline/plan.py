@@ -53,7 +53,7 @@ class Spec:
     """One object to be made: its class, checked settings, and parts nested inside its own node."""
 
     path: str
-    target: str
+    target: Any  # the class
     signature: Signature
     settings: Mapping[str, Any]
     nested: Mapping[str, Any] = field(default_factory=dict)  # parameter -> Spec or list of Spec
@@ -100,6 +100,7 @@ class _Check:
         self.problems = list(composed.problems)
         self.texts, self.allowed = composed.texts, allowed
         self.typed = _copy(composed.config)
+        self.known_stages = tuple(composed.catalog.options("stage"))
         self._touched = {problem.where for problem in composed.problems}
 
     def _problem(self, where: str, what: str, hint: str = "") -> None:
@@ -125,7 +126,7 @@ class _Check:
             if "_target_" not in (nodes.get(name) or {}) and not _module_exists(f"stages.{name}"):
                 phase = next((p for p, names in flow.items() if name in (names or ())), None)
                 where = f"flow.{phase}" if phase else f"stage.{name}"
-                self._problem(where, f"no stage named '{name}'.", nearest(name, nodes))
+                self._problem(where, f"no stage named '{name}'.", nearest(name, self.known_stages))
             elif spec := self.spec(f"stage.{name}", node):
                 found[name] = spec
         return found
@@ -134,7 +135,11 @@ class _Check:
         found = {}
         for phase, names in flow.items():
             if phase not in PHASES:
-                self._problem(f"flow.{phase}", "no such phase.", f"{nearest(phase, PHASES)} Phases: {', '.join(PHASES)}.")
+                self._problem(
+                    f"flow.{phase}",
+                    "no such phase.",
+                    f"{nearest(phase, PHASES)} Phases: {', '.join(PHASES)}.",
+                )
             elif not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 self._problem(f"flow.{phase}", "wants a list of stage names.")
             else:
@@ -145,16 +150,21 @@ class _Check:
         """Judge one node by its class's constructor."""
         if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
             if path not in self._touched:
-                self._problem(path, "names no class (_target_).", f"Try: headrace list {path.split('.')[0]}")
+                self._problem(
+                    path, "names no class (_target_).", f"Try: headrace list {path.split('.')[0]}"
+                )
             return None
         try:
-            takes = signature(resolve(node["_target_"], allowed or self.allowed))
+            target = resolve(node["_target_"], allowed or self.allowed)
         except ConfigError as error:
             self.problems += [Problem(f"{path}{p.where}", p.what, p.hint) for p in error.problems]
             return None
+        takes = signature(target)
         settings = self._settings(path, node, takes)
-        nested = {key: self._nested(f"{path}.{key}", node[key]) for key in takes.parts if key in node}
-        return Spec(path, node["_target_"], takes, settings, nested)
+        nested = {
+            key: self._nested(f"{path}.{key}", node[key]) for key in takes.parts if key in node
+        }
+        return Spec(path, target, takes, settings, nested)
 
     def _nested(self, path: str, node: Any) -> Any:
         if isinstance(node, Mapping) and "_target_" not in node:
@@ -172,7 +182,9 @@ class _Check:
         for key, setting in takes.settings.items():
             if setting.default is MISSING and key not in node:
                 where = f"{path}.{key}"
-                self._problem(where, f"must be set: wants {wanted(setting.annotation)}.", f"Add {where}=VALUE")
+                self._problem(
+                    where, f"must be set: wants {wanted(setting.annotation)}.", f"Add {where}=VALUE"
+                )
         return found
 
     def _unknown(self, where: str, key: str, takes: Signature) -> None:
@@ -215,7 +227,9 @@ def resolve(target: str, allowed: Sequence[str]) -> type:
         hint = "" if ours else "Is headrace installed with its extras (pip install headrace)?"
         _refuse(f"cannot import {module_name}: {error}.", hint)
     found = vars(module).get(name)
-    if not isinstance(found, type) or not any(f"{found.__module__}.".startswith(f"{p}.") for p in allowed):
+    if not isinstance(found, type) or not any(
+        f"{found.__module__}.".startswith(f"{p}.") for p in allowed
+    ):
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]
         _refuse(f"{module_name} has no class '{name}'.", nearest(name, classes))
     return found

@@ -22,7 +22,13 @@ import yaml
 import pipeline.types
 
 MISSING: Any = inspect.Parameter.empty
-WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
+WORDS = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    Path: "a path",
+}
 TRUTH = {"true": True, "yes": True, "on": True, "1": True}
 TRUTH |= {"false": False, "no": False, "off": False, "0": False}
 
@@ -108,7 +114,11 @@ def fit(value: Any, annotation: Any, text: str | None = None) -> Any:
 
 
 def _misfit(value: Any, annotation: Any) -> MisfitError:
-    shown = {None: "null", True: "true", False: "false"}.get(value, repr(value)) if _simple(value) else repr(value)
+    shown = (
+        {None: "null", True: "true", False: "false"}.get(value, repr(value))
+        if _simple(value)
+        else repr(value)
+    )
     hint = ""
     if annotation is str or str in get_args(annotation):
         hint = f" Put it in quotes to make it text: '{shown}'."
@@ -189,7 +199,9 @@ def _fit_list(value: Any, annotation: Any, text: str | None) -> Any:
     if fixed and len(args) != len(value):
         raise MisfitError(f"wants {len(args)} values, got {len(value)}.")
     kinds = args if fixed else (args[:1] or (Any,)) * len(value)
-    items = [_fit_item(i, item, kind) for i, (item, kind) in enumerate(zip(value, kinds, strict=True))]
+    items = [
+        _fit_item(i, item, kind) for i, (item, kind) in enumerate(zip(value, kinds, strict=True))
+    ]
     container = get_origin(annotation) or annotation
     return container(items) if container in (list, set, frozenset) else tuple(items)
 
