@@ -116,6 +116,9 @@ class Ram:
             self._trees[tree.name] = tree
         return stored or self._drop()
 
+    def idle_step(self) -> bool:
+        return False
+
     def clear(self) -> None:
         """Forget everything; borrowed states stay valid until they are given back."""
         self._trees.clear()
