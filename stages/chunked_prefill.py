@@ -60,7 +60,7 @@ class ChunkedPrefill:
         hidden_BWD = self.target.hidden(round.tokens_BW, round.caches)
         last = self._last_scores(batch, goals, width, hidden_BWD)
         round.launch(*last)
-        mx.eval(*last, *(array for cache in round.caches for array in cache.arrays()))
+        round.wait()
         round.resolve([width] * len(chunks))
         batch.draft_rows.prefill(chunks, hidden_BWD)
         for sequence, chunk in zip(batch.sequences, chunks, strict=True):

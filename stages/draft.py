@@ -12,9 +12,9 @@ class Draft:
     """Each live row gets a proposal of 0..depth tokens to follow its pending one.
 
     A proposal ends at its first EOS: nothing after it could be delivered. Whatever goes wrong in
-    the drafter costs this round's speculation and nothing else: all proposals are empty,
-    `batch.drafted` says that there is no draft to commit, and `counts["draft_errors"]` of the rows
-    concerned goes up.
+    the drafter costs this round's speculation and nothing else: all proposals are empty, all depths
+    0, and `counts["draft_errors"]` of the rows concerned goes up. So for commit "some depth is
+    above 0" says that the drafter was called and answered.
     """
 
     reads = frozenset({"pending", "sampler", "output_ids", "max_new", "request"})
@@ -27,14 +27,13 @@ class Draft:
 
     def run(self, batch: Batch) -> None:
         depths = self._depth.choose(batch)
-        batch.drafted = False
         proposals: list[list[int]] = [[] for _ in depths]
         try:
             if any(depths):
                 proposals = self._propose(batch, depths)
-                batch.drafted = True
         except Exception:
             self._count_failure(batch, depths)
+            depths = [0] * len(depths)
         for sequence, depth, proposal in zip(batch.sequences, depths, proposals, strict=True):
             eos_ids = frozenset[int]() if sequence.request.ignore_eos else self._target.eos_ids
             sequence.depth, sequence.proposal = depth, up_to_eos(proposal, eos_ids)

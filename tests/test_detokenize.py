@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -49,7 +50,7 @@ def run(ids, cuts, stop=(), max_new=1000, ignore_eos=False):
     """Feed `ids` in bursts ending at `cuts`, until the row ends."""
     row, events = sequence(stop, max_new, ignore_eos)
     borders = [0, *sorted({c for c in cuts if 0 < c < len(ids)}), len(ids)]
-    for start, end in zip(borders, borders[1:], strict=False):
+    for start, end in pairwise(borders):
         if row.live and end > start:
             emit(row, ids[start:end], end - start - 1)
     assert row.error is None
@@ -196,7 +197,8 @@ def test_which_stop_string_wins_does_not_depend_on_the_pieces(stops, text, relea
 
 tokens = st.sampled_from([*b"ab<|\n", *"é€\U0001f600".encode(), 0xFF, 256, 257, 258, 259, EOS])
 stops = st.lists(
-    st.sampled_from(["a", "ab", "ba", "aab", "<|stop|>", "|>", "\n", "é", "né", "b€", "�"]), max_size=3
+    st.sampled_from(["a", "ab", "ba", "aab", "<|stop|>", "|>", "\n", "é", "né", "b€", "�"]),
+    max_size=3,
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,7 +37,7 @@ def searched(text, low, high, depth, growth):
 def test_proposal_is_what_a_search_finds(text, cuts, low, extra, depth, growth):
     row = NGramRow(low, low + extra, growth)
     borders = [0, *sorted(c for c in cuts if c < len(text) - 1), len(text) - 1]
-    for start, end in zip(borders, borders[1:], strict=False):
+    for start, end in pairwise(borders):
         row.extend(text[start:end])
         row.check_integrity()
     proposal = row.propose(text[-1], depth)
@@ -67,13 +69,18 @@ def test_a_proposal_runs_into_the_pending_token_and_no_further():
     assert row.propose(5, 8) == [6, 5]
 
 
-def test_a_copy_reaches_full_depth_in_two_rounds_and_a_chance_match_stays_short():
+def test_a_copy_doubles_its_proposals_and_a_chance_match_stays_short():
     source = list(range(100, 160))
-    row = NGramRow(3, 5, 2)
+    row = NGramRow(3, 5, 1)
     row.extend([*source, 7, *source[:2]])
-    assert row.propose(source[2], 16) == source[3:9]
-    row.extend(source[2:10])
-    assert row.propose(source[10], 16) == source[11:27]
+    sizes, at = [], 2
+    while at < 40:
+        proposal = row.propose(source[at], 16)
+        assert proposal == source[at + 1 : at + 1 + len(proposal)]
+        row.extend([source[at], *proposal])
+        sizes.append(len(proposal))
+        at += 1 + len(proposal)
+    assert sizes == [3, 7, 15, 16]
 
 
 @pytest.mark.parametrize(

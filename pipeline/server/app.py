@@ -5,19 +5,16 @@ from __future__ import annotations
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect
+from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pipeline.errors import HeadraceError
 from pipeline.server.completions import Completions
 from pipeline.server.contract import ServedEngine
-from pipeline.server.errors import ClientGone, reply
+from pipeline.server.errors import reply
 from pipeline.server.metrics import Metrics
 from pipeline.server.settings import ServerSettings
 from pipeline.server.status import Status
-
-_ESCAPES = (HeadraceError, HTTPException, ClientGone, ClientDisconnect, Exception)
 
 
 def create_app(engine: ServedEngine, settings: ServerSettings) -> Starlette:
@@ -26,8 +23,8 @@ def create_app(engine: ServedEngine, settings: ServerSettings) -> Starlette:
     routes = _routes(Completions(engine, settings, metrics), Status(engine, metrics))
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(CountReplies, metrics=metrics, paths={r.path for r in routes})],
-        exception_handlers=dict.fromkeys(_ESCAPES, reply),
+        middleware=[Middleware(Front, metrics=metrics, paths={r.path for r in routes})],
+        exception_handlers={HTTPException: reply},
     )
     app.router.redirect_slashes = False
     return app
@@ -46,17 +43,30 @@ def _routes(answers: Completions, status: Status) -> list[Route]:
     ]
 
 
-class CountReplies:
-    """Counts replies by path and status; unknown paths are one, or clients could fill memory."""
+class Front:
+    """Counts replies by path and status, and answers what escaped an endpoint in the envelope.
+
+    Unknown paths are counted as one, or clients could fill the memory.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, paths: set[str]):
         self._app, self._metrics, self._paths = app, metrics, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
         async def counted(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 path = scope["path"] if scope["path"] in self._paths else "other"
                 self._metrics.requests.labels(path, str(message["status"])).inc()
             await send(message)
 
-        await self._app(scope, receive, counted if scope["type"] == "http" else send)
+        try:
+            await self._app(scope, receive, counted)
+        except Exception as error:
+            if started:
+                raise
+            response = await reply(Request(scope), error)
+            await response(scope, receive, counted)

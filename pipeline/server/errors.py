@@ -21,6 +21,8 @@ from pipeline.errors import BusyError, ClosedError, HeadraceError, RequestError
 
 log = logging.getLogger("headrace.server")
 
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
 
 class ClientGone(Exception):
     """The client closed its connection; no reply can reach it."""
@@ -53,7 +55,7 @@ class JSON(Response):
 
 def dump(content: Any) -> bytes:
     """Compact ASCII JSON. ValueError for NaN, which no reply may hold."""
-    return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+    return _encode(content).encode("ascii")
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> RequestError:
@@ -86,7 +88,7 @@ def _http_fault(error: HTTPException) -> Fault:
 
 
 async def reply(request: Request, error: Exception) -> Response:
-    """Starlette's exception handler for everything that escapes an endpoint."""
+    """The response for what escapes an endpoint or the router."""
     if isinstance(error, (ClientGone, ClientDisconnect)):
         return Response(status_code=499)
     fault = describe(error)

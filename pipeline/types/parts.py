@@ -137,6 +137,10 @@ class Round(Protocol):
         """Start evaluating `arrays` and the rows' new state. From here on only coverage can move."""
         ...
 
+    def wait(self) -> None:
+        """Block until the rows' state after the launched forward has been computed."""
+        ...
+
     def resolve(self, keep: Seq[int]) -> None:
         """Keep the first `keep[b]` (0..widths[b]) asked inputs of each row. Afterwards the rows hold
         exactly the kept tokens. AssertionError out of range or if not the oldest open round."""

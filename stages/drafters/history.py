@@ -30,10 +30,7 @@ class HistoryRows:
     def __init__(self, make: Callable[[], HistoryRow]):
         self._make = make
         self._rows: list[HistoryRow] = []
-
-    @property
-    def size(self) -> int:
-        return len(self._rows)
+        self.size = 0
 
     def consume(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
         for row, tokens in zip(self._rows, inputs, strict=True):
@@ -51,10 +48,8 @@ class HistoryRows:
             for row, token, depth in zip(self._rows, pending, depths, strict=True)
         ]
 
-    def prepare_append(
-        self, tokens: Seq[Seq[int]], attachments: Seq[Attachment | None]
-    ) -> Change:
-        return _Append(self._rows, [self._filled(ids) for ids in tokens])
+    def prepare_append(self, tokens: Seq[Seq[int]], attachments: Seq[Attachment | None]) -> Change:
+        return _Append(self, [self._filled(ids) for ids in tokens])
 
     def _filled(self, tokens: Seq[int]) -> HistoryRow:
         row = self._make()
@@ -62,27 +57,34 @@ class HistoryRows:
         return row
 
     def filter(self, keep: Seq[int]) -> None:
-        self._rows[:] = [self._rows[index] for index in keep]
+        self._become([self._rows[index] for index in keep])
+
+    def join(self, fresh: Seq[HistoryRow]) -> None:
+        self._become([*self._rows, *fresh])
+
+    def _become(self, rows: list[HistoryRow]) -> None:
+        self._rows, self.size = rows, len(rows)
 
     def capture(self, row: int) -> Attachment | None:
         return None
 
     def check_integrity(self) -> None:
+        assert self.size == len(self._rows), (self.size, len(self._rows))
         for row in self._rows:
             row.check_integrity()
 
     def close(self) -> None:
-        self._rows.clear()
+        self._become([])
 
 
 class _Append:
-    """Finished rows waiting to join; a list's own `extend` is the swap."""
+    """Finished rows waiting to join."""
 
-    def __init__(self, rows: list[HistoryRow], fresh: list[HistoryRow]):
+    def __init__(self, rows: HistoryRows, fresh: list[HistoryRow]):
         self._rows, self._fresh = rows, fresh
 
     def commit(self) -> None:
-        self._rows.extend(self._fresh)
+        self._rows.join(self._fresh)
         self._fresh = []
 
     def dispose(self) -> None:

@@ -131,8 +131,11 @@ class LayeredRows:
 
     # --- books
 
+    def arrays(self) -> list[mx.array]:
+        return [array for layout in self.layouts for array in layout.arrays()]
+
     def nbytes(self) -> int:
-        return sum(array.nbytes for layout in self.layouts for array in layout.arrays())
+        return sum(array.nbytes for array in self.arrays())
 
     def check_integrity(self) -> None:
         for layout in self.layouts:
@@ -169,7 +172,10 @@ class LayeredRound:
         for layout in self.rows.layouts:
             layout.launched()
         self.is_launched = True
-        mx.async_eval(*arrays, *(a for layout in self.rows.layouts for a in layout.arrays()))
+        mx.async_eval(*arrays, *self.rows.arrays())
+
+    def wait(self) -> None:
+        mx.eval(self.rows.arrays())
 
     def resolve(self, keep: Seq[int]) -> None:
         assert self.is_launched and self.rows._open[0] is self, "not the oldest open round"

@@ -28,7 +28,9 @@ def since(spec: LayerSpec, length: int) -> int:
 
 def cuttable(segments: Seq[Segment]) -> list[int]:
     """Layers that are stored by tokens."""
-    return [i for i, piece in enumerate(segments[0].layers) if piece is not None] if segments else []
+    return (
+        [i for i, piece in enumerate(segments[0].layers) if piece is not None] if segments else []
+    )
 
 
 def exact_layers(state: State) -> frozenset[int]:
@@ -60,13 +62,17 @@ def held_from(segments: Seq[Segment], layer: int, stop: int, floor: int = 0) -> 
     return reached
 
 
-def covered_len(specs: Seq[LayerSpec], segments: Seq[Segment], layers: Iterable[int], limit: int) -> int:
+def covered_len(
+    specs: Seq[LayerSpec], segments: Seq[Segment], layers: Iterable[int], limit: int
+) -> int:
     """Longest L <= limit at which each of `layers` has what it needs, looking at each once; the
     caller repeats until nothing changes."""
     for layer in layers:
         need = since(specs[layer], limit)
         while (reached := held_from(segments, layer, limit, need)) > need:
-            limit = max((s.stop for s in segments if s.stop < reached and not _empty(s, layer)), default=0)
+            limit = max(
+                (s.stop for s in segments if s.stop < reached and not _empty(s, layer)), default=0
+            )
             need = since(specs[layer], limit)
     return limit
 
@@ -108,7 +114,9 @@ def cut(state: State, length: int) -> State:
     if length == len(state.tokens):
         return state
     usable = state_usable(state, length)
-    assert usable == length, f"cannot cut {len(state.tokens)} tokens to {length}: usable are {usable}"
+    assert usable == length, (
+        f"cannot cut {len(state.tokens)} tokens to {length}: usable are {usable}"
+    )
     kept = [segment for segment in state.segments if segment.stop < length]
     start = kept[-1].stop if kept else state.segments[0].start
     return replace(
@@ -145,7 +153,9 @@ def longest(segments: Seq[Segment], layer: int, stop: int) -> LayerSlice | None:
 def view(piece: LayerSlice, start: int, stop: int) -> LayerSlice:
     """Tokens [start, stop) of a slice that holds them; lazy, and pins the slice's arrays."""
     low, high = start - piece.first, stop - piece.first
-    return LayerSlice(start, {name: _part(array, low, high) for name, array in piece.arrays.items()})
+    return LayerSlice(
+        start, {name: _part(array, low, high) for name, array in piece.arrays.items()}
+    )
 
 
 def compact(piece: LayerSlice | None, start: int, stop: int) -> LayerSlice | None:
@@ -154,12 +164,28 @@ def compact(piece: LayerSlice | None, start: int, stop: int) -> LayerSlice | Non
         return None if piece is None else LayerSlice(stop, {})
     first = max(start, piece.first)
     part = view(piece, first, stop)
-    return LayerSlice(first, {name: _copy(array) for name, array in part.arrays.items()})
+    return LayerSlice(first, {name: owned(array) for name, array in part.arrays.items()})
+
+
+def owned(array: Any) -> Any:
+    """A lazy copy (heads, tokens, dim) that shares no buffer. `mx.contiguous` shares where a slice of
+    one head leaves out less than 16 KiB, which pins a batch and makes its next write a copy."""
+    return mx.concatenate([array, array[:, :0]], axis=TOKENS)
+
+
+def materialize(segment: Segment) -> Segment:
+    """The same segment with evaluated arrays of its own: what a capture must hand out."""
+    mine = tuple(compact(piece, 0, segment.stop) for piece in segment.layers)
+    copy = Segment(segment.start, segment.stop, mine)
+    evaluate([copy])
+    return copy
 
 
 def split(segment: Segment, at: int) -> tuple[Segment, Segment]:
     """[start, at) and [at, stop) as compact evaluated copies, so that neither pins the other."""
-    assert segment.start < at < segment.stop, f"{at} is not inside [{segment.start}, {segment.stop})"
+    assert segment.start < at < segment.stop, (
+        f"{at} is not inside [{segment.start}, {segment.stop})"
+    )
     left = tuple(compact(piece, 0, at) for piece in segment.layers)
     right = tuple(compact(piece, at, segment.stop) for piece in segment.layers)
     halves = Segment(segment.start, at, left), Segment(at, segment.stop, right)
@@ -171,7 +197,9 @@ def join(base: State, tail: State) -> State:
     """A whole state from a base and a partial state whose segments begin inside or at its end.
     AssertionError unless namespace, specs and tokens agree."""
     start = tail.segments[0].start
-    assert base.namespace == tail.namespace and base.specs == tail.specs, "states of different namespaces"
+    assert base.namespace == tail.namespace and base.specs == tail.specs, (
+        "states of different namespaces"
+    )
     assert start <= len(base.tokens) and base.tokens[:start] == tail.tokens[:start], (
         f"base holds {len(base.tokens)} tokens, the rest begins at {start}"
     )
@@ -224,7 +252,9 @@ def check(state: State) -> None:
     assert state.segments, "a state without segments"
     at = state.segments[0].start
     for segment in state.segments:
-        assert segment.start == at <= segment.stop, f"segment [{segment.start}, {segment.stop}) after {at}"
+        assert segment.start == at <= segment.stop, (
+            f"segment [{segment.start}, {segment.stop}) after {at}"
+        )
         check_segment(state.specs, segment, segment.start)
         at = segment.stop
     assert at == len(state.tokens), f"{len(state.tokens)} tokens, segments end at {at}"
@@ -239,7 +269,9 @@ def check_segment(specs: Seq[LayerSpec], segment: Segment, start: int) -> None:
             continue
         count = segment.stop - piece.first
         lengths = {name: array.shape[TOKENS] for name, array in piece.arrays.items()}
-        assert count >= 0 and set(lengths.values()) <= {count}, f"layer {layer}: {lengths}, not {count}"
+        assert count >= 0 and set(lengths.values()) <= {count}, (
+            f"layer {layer}: {lengths}, not {count}"
+        )
         assert lengths or not count, f"layer {layer}: no arrays for {count} tokens"
         whole = spec.kind == "sliding" or segment.start == segment.stop or piece.first <= start
         assert whole, f"layer {layer} ({spec.kind}) begins at {piece.first}, not {start}"
@@ -250,10 +282,14 @@ def _check_boundaries(state: State) -> None:
     assert len(kinds) == 1, "segments disagree on which layers can be cut"
     exact = {layer for layer, never in enumerate(kinds.pop()) if never}
     length = len(state.tokens)
-    assert not exact or length in state.boundaries, f"layers {sorted(exact)} have no payload at {length}"
+    assert not exact or length in state.boundaries, (
+        f"layers {sorted(exact)} have no payload at {length}"
+    )
     for at, payload in state.boundaries.items():
         assert state.segments[0].start <= at <= length, f"a boundary at {at} of {length}"
-        assert set(payload) == exact, f"boundary {at} is of layers {sorted(payload)}, not {sorted(exact)}"
+        assert set(payload) == exact, (
+            f"boundary {at} is of layers {sorted(payload)}, not {sorted(exact)}"
+        )
 
 
 def _empty(segment: Segment, layer: int) -> bool:
@@ -271,14 +307,12 @@ def _part(array: Any, low: int, high: int) -> Any:
     return array if low == 0 and high == array.shape[TOKENS] else array[:, low:high]
 
 
-def _copy(array: Any) -> Any:
-    # `mx.contiguous` may share a larger buffer (one head, up to 16 KiB of slack); this never does
-    return mx.concatenate([array, array[:, :0]], axis=TOKENS)
-
-
 def _concatenate(parts: Seq[LayerSlice]) -> dict[str, Any]:
     if not parts:
         return {}
     if len(parts) == 1:
         return dict(parts[0].arrays)
-    return {name: mx.concatenate([p.arrays[name] for p in parts], axis=TOKENS) for name in parts[0].arrays}
+    return {
+        name: mx.concatenate([p.arrays[name] for p in parts], axis=TOKENS)
+        for name in parts[0].arrays
+    }

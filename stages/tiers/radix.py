@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.types import Attachment, LayerSpec, Segment, State
+from pipeline.types import Attachment, LayerSlice, Segment, State
 from stages.rows.state import (
     check_segment,
     compact,
@@ -51,7 +51,9 @@ class Node:
         "attachments", "children", "exact", "key", "min_reuse", "nbytes", "parent", "pins", "segment",
     )  # fmt: skip
 
-    def __init__(self, key: bytes, segment: Segment, parent: Node | None, min_reuse: int = 0) -> None:
+    def __init__(
+        self, key: bytes, segment: Segment, parent: Node | None, min_reuse: int = 0
+    ) -> None:
         self.key, self.segment, self.parent, self.min_reuse = key, segment, parent, min_reuse
         self.children: dict[bytes, Node] = {}
         self.exact: dict[int, Any] = {}  # layer -> payload at the segment's stop
@@ -153,7 +155,9 @@ class Fill:
     def added(self) -> int:
         """Bytes, less those of what it replaces."""
         node, names = self.node, self.attachments.keys() & self.node.attachments.keys()
-        new = payload_bytes(self.exact) + sum(payload_bytes(a.tensors) for a in self.attachments.values())
+        new = payload_bytes(self.exact) + sum(
+            payload_bytes(a.tensors) for a in self.attachments.values()
+        )
         old = sum(payload_bytes(node.attachments[name].tensors) for name in names)
         return nbytes(self.segment) - nbytes(node.segment) + new - old
 
@@ -181,7 +185,9 @@ class Insertion:
         self.path, _ = tree.walk(self.key)
         self.fills = [fill for node in self.path if (fill := self._fill(node))]
         self.fresh = self._fresh()
-        self.added = sum(fill.added for fill in self.fills) + sum(node.nbytes for node in self.fresh)
+        self.added = sum(fill.added for fill in self.fills) + sum(
+            node.nbytes for node in self.fresh
+        )
 
     def apply(self) -> None:
         """Attach everything. Nothing has changed if evaluation fails."""
@@ -198,7 +204,11 @@ class Insertion:
     def _divide(self, path: Seq[Node]) -> None:
         for node in path:
             for at in self.edges:  # rising, because `node` stays the deeper part
-                if node.segment.start < at < node.segment.stop and at <= self.held and self._useful(node, at):
+                if (
+                    node.segment.start < at < node.segment.stop
+                    and at <= self.held
+                    and self._useful(node, at)
+                ):
                     self.tree.split(node, at)
 
     def _useful(self, node: Node, at: int) -> bool:
@@ -225,7 +235,12 @@ class Insertion:
         if not (gains or exact or attachments):
             return None
         layers = tuple(gains.get(i, piece) for i, piece in enumerate(node.segment.layers))
-        return Fill(node, replace(node.segment, layers=layers) if gains else node.segment, exact, attachments)
+        return Fill(
+            node,
+            replace(node.segment, layers=layers) if gains else node.segment,
+            exact,
+            attachments,
+        )
 
     def _fresh(self) -> list[Node]:
         """A chain of new nodes from the held length to the state's; not attached yet."""
@@ -233,7 +248,9 @@ class Insertion:
         chain: list[Node] = []
         for start, stop in itertools.pairwise(bounds):
             layers = (self._piece(layer, start, stop) for layer in range(len(self.tree.specs)))
-            node = Node(self.key[start * WORD : stop * WORD], Segment(start, stop, tuple(layers)), None)
+            node = Node(
+                self.key[start * WORD : stop * WORD], Segment(start, stop, tuple(layers)), None
+            )
             node.exact = dict(self.state.boundaries.get(stop, {}))
             node.attachments = self._attachments(stop)
             node.min_reuse = self.state.min_reuse
@@ -269,8 +286,12 @@ def check_tree(tree: Tree) -> list[Node]:
 
 def _check_node(tree: Tree, parent: Node, first: bytes, node: Node) -> None:
     segment, counted = node.segment, node.nbytes
-    assert node.parent is parent and node.key[:WORD] == first, f"node at {segment.start} hangs wrong"
-    assert segment.start == parent.segment.stop < segment.stop, f"{segment.start} after {parent.segment.stop}"
+    assert node.parent is parent and node.key[:WORD] == first, (
+        f"node at {segment.start} hangs wrong"
+    )
+    assert segment.start == parent.segment.stop < segment.stop, (
+        f"{segment.start} after {parent.segment.stop}"
+    )
     assert len(node.key) == (segment.stop - segment.start) * WORD, f"{len(node.key)} bytes of key"
     check_segment(tree.specs, segment, segment.start)
     early = [p.first for p in segment.layers if p and p.first < segment.start]

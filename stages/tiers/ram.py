@@ -43,6 +43,7 @@ class Counters:
     reused_tokens: int = 0
     evictions: int = 0
     dropped: int = 0
+    failures: int = 0  # dropped because the device had no memory for a copy
     leases: int = 0
     borrowed_bytes: int = 0  # of borrowed arrays that the tier no longer holds
 
@@ -103,10 +104,20 @@ class Ram:
         _, held = tree.walk(pack(state.tokens))
         if not state.tokens or not tree.fits(state) or held < state.segments[0].start:
             return self._drop()
-        stored = self._insert(tree, state)
+        try:
+            stored = self._insert(tree, state)
+        except (
+            RuntimeError,
+            MemoryError,
+        ):  # of the device; nothing has changed but what was evicted
+            self._count.failures += 1
+            stored = False
         if tree.root.children:
             self._trees[tree.name] = tree
         return stored or self._drop()
+
+    def idle_step(self) -> bool:
+        return False
 
     def clear(self) -> None:
         """Forget everything; borrowed states stay valid until they are given back."""
@@ -144,7 +155,7 @@ class Ram:
             namespace=namespace,
             specs=self._order[last].specs,
             segments=tuple(segments),
-            boundaries={length: dict(last.exact)} if whole and last.exact else {},
+            boundaries={length: dict(last.exact)} if last.exact else {},
             attachments=tuple(last.attachments.values()) if whole else (),
             min_reuse=max(node.min_reuse for node in path),
         )
@@ -226,7 +237,9 @@ class Ram:
         count, place = self._count, {node: i for i, node in enumerate(self._order)}
         assert place.keys() == set(nodes), f"{len(place)} nodes in order, {len(nodes)} in trees"
         sums = sum(node.nbytes for node in nodes), sum(map(width, nodes)), len(nodes)
-        assert sums == (count.bytes, count.tokens, count.entries), f"{sums} in trees, counted {count}"
+        assert sums == (count.bytes, count.tokens, count.entries), (
+            f"{sums} in trees, counted {count}"
+        )
         assert count.bytes <= self.cap, f"{count.bytes} bytes over the cap of {self.cap}"
         late = [n for n in nodes if n.parent in place and place[n.parent] < place[n]]
         assert not late, f"{len(late)} nodes more recent than what they stand on"

@@ -36,7 +36,10 @@ def test_chat_request_reaches_the_engine(engine, client):
         model="m",
         messages=[
             {"role": "developer", "content": "be brief"},
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            },
             {"role": "assistant", "tool_calls": [], "content": "c", "name": "n"},
         ],
         max_tokens=9,
@@ -65,9 +68,18 @@ def test_chat_request_reaches_the_engine(engine, client):
     assert request.messages[2]["name"] == "n"
     assert (request.max_tokens, request.stop, request.client) == (4, ("END",), "bob")
     sampling = request.sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0, 0.5, 5, 0.1)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (
+        0,
+        0.5,
+        5,
+        0.1,
+    )
     assert (sampling.repetition_penalty, sampling.presence_penalty) == (1.1, -1)
-    assert (sampling.frequency_penalty, sampling.logit_bias, sampling.seed) == (1.5, ((7, -100.0),), 3)
+    assert (sampling.frequency_penalty, sampling.logit_bias, sampling.seed) == (
+        1.5,
+        ((7, -100.0),),
+        3,
+    )
     assert (request.ignore_eos, request.session_id, request.prefill_chunk) == (True, "s", 64)
     assert request.template_args == {"enable_thinking": False}
 
@@ -140,7 +152,12 @@ def test_several_prompts_and_choices(engine, client):
     reply = client.completions.create(model="m", prompt=["a", "b"], n=2, seed=10, max_tokens=2)
     assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
     asked = sorted(engine.requests, key=lambda r: r.id)
-    assert [(r.text, r.sampling.seed) for r in asked] == [("a", 10), ("a", 11), ("b", 10), ("b", 11)]
+    assert [(r.text, r.sampling.seed) for r in asked] == [
+        ("a", 10),
+        ("a", 11),
+        ("b", 10),
+        ("b", 11),
+    ]
     assert len({r.id for r in asked}) == 4
     usage = reply.usage
     assert (usage.prompt_tokens, usage.completion_tokens) == (10, 8)
@@ -172,12 +189,11 @@ def test_chat_logprobs(engine, client, top, stream):
         entries = [e for c in chunks if c.logprobs for e in c.logprobs.content]
     else:
         entries = client.chat.completions.create(**ask).choices[0].logprobs.content
-    assert len(entries) == 8  # usage.completion_tokens, EOS included
-    assert b"".join(bytes(e.bytes) for e in entries if e.bytes is not None).decode() == TEXT
-    assert entries[-1].bytes is None
+    assert len(entries) == 7  # usage.completion_tokens without the EOS
+    assert b"".join(bytes(e.bytes) for e in entries).decode() == TEXT
     assert entries[0].token == "Hel"
     assert entries[0].logprob == -0.5
-    assert [len(e.top_logprobs) for e in entries] == [top or 0] * 8
+    assert [len(e.top_logprobs) for e in entries] == [top or 0] * 7
 
 
 def test_no_logprobs_unless_asked_for(engine, client):
@@ -196,8 +212,16 @@ def test_text_logprobs(engine, client, stream):
     tokens = [token for form in forms for token in form.tokens]
     offsets = [offset for form in forms for offset in form.text_offset]
     best = [entry for form in forms for entry in form.top_logprobs]
-    assert tokens == ["Hel", "lo ", "wör", "bytes:\\xf0\\x9f", "bytes:\\x91\\x8b", "\u2028", "\0end", "<eos>"]
-    assert offsets == [0, 3, 6, 9, 9, 10, 11, 15]
+    assert tokens == [
+        "Hel",
+        "lo ",
+        "wör",
+        "bytes:\\xf0\\x9f",
+        "bytes:\\x91\\x8b",
+        "\u2028",
+        "\0end",
+    ]
+    assert offsets == [0, 3, 6, 9, 9, 10, 11]
     assert best[2] == {"Hel": -1.0, "lo ": -2.0, "wör": -0.5}
 
 

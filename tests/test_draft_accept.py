@@ -1,0 +1,127 @@
+"""The stages around the drafter and the rule: what goes wrong stays where it happened."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pipeline.types import NEUTRAL, Batch, Request, Sequence
+from stages.accept import Accept
+from stages.depth.fixed import Fixed
+from stages.draft import Draft
+from stages.rules.match import Match
+from stages.samplers.standard import Standard
+
+TARGET = SimpleNamespace(eos_ids=frozenset({9}), vocab_size=16)
+DRAFTER = SimpleNamespace(namespace="stub")
+
+
+def row(max_new=100, ignore_eos=False):
+    sequence = Sequence(Request(id="r", ignore_eos=ignore_eos), print, prompt_ids=[1])
+    sequence.max_new, sequence.pending = max_new, 1
+    sequence.sampler = Standard().bind(NEUTRAL, 0, [1], None)
+    return sequence
+
+
+def scores(*best):
+    logits = np.zeros((len(best), 16), dtype=np.float32)
+    logits[np.arange(len(best)), best] = 5.0
+    return logits
+
+
+class Stub:
+    """Draft rows that answer what they are told to."""
+
+    def __init__(self, answer):
+        self.answer, self.calls = answer, []
+
+    def draft(self, pending, depths, samplers):
+        self.calls.append((list(pending), list(depths)))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def drafted(answer, *rows, depth=4):
+    stub = Stub(answer)
+    Draft(TARGET, DRAFTER, Fixed(max=depth)).run(Batch(list(rows), None, stub))
+    return stub
+
+
+def test_each_row_gets_its_proposal_up_to_its_first_eos():
+    first, second = row(), row(ignore_eos=True)
+    stub = drafted([[2, 9, 3], [2, 9, 3]], first, second)
+    assert (first.proposal, second.proposal) == ([2, 9], [2, 9, 3])
+    assert stub.calls == [([1, 1], [4, 4])]
+
+
+def test_no_call_where_no_row_has_depth():
+    last = row(max_new=1)
+    last.proposal = [5]
+    assert drafted([[1]], last).calls == []
+    assert (last.depth, last.proposal) == (0, [])
+
+
+@pytest.mark.parametrize(
+    "answer", [RuntimeError("lost"), [[1, 2, 3, 4, 5], []], [[1]], [[99], [1]], [[-1], []]],
+    ids=["raises", "too long", "a row is missing", "outside the vocabulary", "negative"],
+)  # fmt: skip
+def test_a_failing_drafter_costs_the_rounds_speculation_only(answer, caplog):
+    rows = [row(), row()]
+    drafted(answer, *rows)
+    for sequence in rows:
+        assert (sequence.proposal, sequence.depth, sequence.error) == ([], 0, None)
+        assert sequence.counts == {"draft_errors": 1}
+    assert "drafter stub failed" in caplog.text
+
+
+def accept(*rows):
+    Accept(TARGET, Match()).run(Batch(list(rows), None, None))
+
+
+def test_rows_walk_their_own_windows():
+    first, second = row(), row()
+    first.proposal, first.scores = [2, 3], scores(2, 4, 5)
+    second.scores = scores(7)
+    accept(first, second)
+    assert ([e.token_id for e in first.emitted], first.accepted) == ([2, 4], 1)
+    assert ([e.token_id for e in second.emitted], second.accepted) == ([7], 0)
+
+
+def test_scores_that_are_not_finite_fail_their_row_only():
+    bad, good = row(), row()
+    bad.scores, good.scores = scores(2) * np.nan, scores(3)
+    accept(bad, good)
+    assert isinstance(bad.error, FloatingPointError)
+    assert (bad.emitted, good.error, good.emitted[0].token_id) == ([], None, 3)
+
+
+def test_rows_that_are_not_live_or_not_scored_emit_nothing():
+    gone, waiting = row(), row()
+    gone.cancelled, gone.scores = True, scores(2)
+    gone.emitted, gone.accepted = ["old"], 3
+    accept(gone, waiting)
+    assert (gone.emitted, gone.accepted, waiting.emitted) == ([], 0, [])
+
+
+def test_the_walk_ends_with_the_budget_and_ignores_eos_where_asked():
+    short, through = row(max_new=2), row(ignore_eos=True)
+    short.output_ids = [8]
+    for sequence in (short, through):
+        sequence.proposal, sequence.scores = [9, 3], scores(9, 3, 4)
+    accept(short, through)
+    assert [e.token_id for e in short.emitted] == [9]
+    assert [e.token_id for e in through.emitted] == [9, 3, 4]
+
+
+def test_anything_numpy_can_read_is_scores():
+    class Lazy:
+        def __array__(self, dtype=None, copy=None):
+            return scores(6)
+
+    sequence = row()
+    sequence.scores = Lazy()
+    accept(sequence)
+    assert sequence.emitted[0].token_id == 6
