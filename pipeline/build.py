@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.catalog import load_yaml
-from pipeline.compose import Composed, compose
+from pipeline.compose import compose
 from pipeline.errors import ConfigError, Problem
 from pipeline.graph import Graph, Node, Offer
 from pipeline.plan import Plan, Spec, plan, resolve, source

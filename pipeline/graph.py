@@ -27,10 +27,9 @@ THREADS = {
 }
 FIELDS = tuple(f.name for f in fields(Sequence))
 # Set by the engine, or meaningful while still empty: the tokens so far, a request not yet finished.
-GIVEN = frozenset(
-    "request deliver cancelled error ready submitted timings entered counts drafted_by_position "
-    "accepted_by_position processed_ids output_ids captured_len finish_reason".split()
-)
+GIVEN = frozenset({"request", "deliver", "cancelled", "error", "ready", "submitted", "timings"})
+GIVEN |= {"entered", "counts", "drafted_by_position", "accepted_by_position"}
+GIVEN |= {"processed_ids", "output_ids", "captured_len", "finish_reason"}
 # Empty in a flow that has no stage for them, but never read before that stage where there is one.
 OPTIONAL = frozenset({"proposal", "depth", "match"})
 
