@@ -106,10 +106,8 @@ class Ram:
             return self._drop()
         try:
             stored = self._insert(tree, state)
-        except (
-            RuntimeError,
-            MemoryError,
-        ):  # of the device; nothing has changed but what was evicted
+        except (RuntimeError, MemoryError):
+            # the device has no room for a copy; nothing has changed but what was evicted
             self._count.failures += 1
             stored = False
         if tree.root.children:
