@@ -112,8 +112,13 @@ def _asked(body: Common, prompts: list[Request], bounds: Bounds, ignored: Iterab
         n=n,
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        ignored=(*check_neutral(body.model_extra or {}), *ignored),
+        ignored=(*check_neutral(body.model_extra or {}), *ignored, *_odd_options(body)),
     )
+
+
+def _odd_options(body: Common) -> list[str]:
+    options = body.stream_options
+    return [f"stream_options.{name}" for name in (options and options.model_extra) or ()]
 
 
 def _numbered(prompts: list[Request], n: int) -> Iterable[Request]:

@@ -176,6 +176,9 @@ def test_unknown_names_are_listed(engine, raw):
     assert status == 200
     expected = "frobnicate, %C3%9Cn%C3%AF%0D%0Ax, z%EF%BF%BD, messages[0].mood"
     assert headers["warning"] == f'299 headrace "ignored: {expected}"'
+    stream = {"stream": True, "stream_options": {"speed": 2}}
+    body = json.dumps({"messages": HI, **stream}).encode()
+    assert "stream_options.speed" in raw.call("POST", CHAT, body)[1]["warning"]
     _, headers, _ = raw.post(CHAT, {"messages": HI, **{f"x{i}": i for i in range(30)}})
     assert headers["warning"].endswith('x19 and 10 more"')
 
