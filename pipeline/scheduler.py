@@ -7,6 +7,7 @@ its rows, which are rebuilt from the token lists; a row that faults twice fails 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -234,6 +235,7 @@ class Turns:
             step(batch)
         except Exception as fault:
             self.totals.counts["faults"] += 1
+            logging.getLogger(__name__).warning("a step failed; its rows are rebuilt", exc_info=fault)
             self._rebuild(batch, fault)
 
     def _rebuild(self, batch: Batch, fault: Exception) -> None:

@@ -46,7 +46,7 @@ def chat(value: Mapping[str, Any], bounds: Bounds) -> Asked:
         messages=messages,
         max_tokens=limit,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        template_args=body.chat_template_kwargs or {},
+        template_args=body.chat_template_kwargs,
     )
     return _asked(body, [base], bounds, ignored)
 
