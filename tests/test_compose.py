@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from hydra import initialize_config_dir
 
-from pipeline.compose import compose
+from pipeline.compose import compose, read
 from pipeline.errors import ConfigError
 from pipeline.plan import plan
+from pipeline.signature import fit
 
 HEAD = "defaults:\n  - base\n"
 
@@ -124,7 +125,9 @@ def test_composing_inside_somebody_elses_hydra(tmp_path):
 def test_all_at_once_with_nearest_names():
     text = refused("kvv=kv8", "depth.maxx=3", recipe="smollm2")
     assert len(text) == 2
-    assert text[0].startswith("kvv: no such group or setting. Did you mean 'kv'? Groups: flow, model")
+    assert text[0].startswith(
+        "kvv: no such group or setting. Did you mean 'kv'? Groups: flow, model"
+    )
     assert text[1] == "depth.maxx: Fixed takes no 'maxx'. Did you mean 'max'? It takes: max."
 
 
@@ -145,7 +148,9 @@ def test_unknown_options_list_the_choices():
     assert "has no option 'ngram,none'" in said("drafter=ngram,none")[0]
     assert "takes one of its options" in said("drafter=[ngram]")[0]
     assert said("~drafter") == ["~drafter: a group is never taken away. Try: drafter=none"]
-    assert said("stage=draft")[0].startswith("stage: is no choice: every stage's settings are there.")
+    assert said("stage=draft")[0].startswith(
+        "stage: is no choice: every stage's settings are there."
+    )
 
 
 def test_what_is_no_override():
@@ -213,7 +218,20 @@ def test_parts_are_not_shared_by_reference():
     ],
 )  # fmt: skip
 def test_text_arrives_byte_for_byte(text):
-    assert planned(f"model.name={text}")["model"]["name"] == text
+    value, typed = read(text)
+    assert fit(value, str, typed) == text
+
+
+def test_odd_texts_reach_their_settings():
+    config = planned(
+        "model=local", "model.path=/m/a=b(1),c%#é", "model.name=0123", "model.revision=on"
+    )
+    assert list(config["model"].values())[:4] == [
+        "stages.models.local.Local",
+        "/m/a=b(1),c%#é",
+        "on",
+        "0123",
+    ]
 
 
 def test_quotes_inside_still_work_and_null_is_none_where_it_may_be():
@@ -246,7 +264,13 @@ def test_numbers_and_truth_values():
 
 
 def test_environment_values_take_the_settings_type(monkeypatch):
-    values = {"PORT": "9090", "FLAG": "false", "NAME": "6e12", "LIST": "[draft, verify]", "BAD": "eighty"}
+    values = {
+        "PORT": "9090",
+        "FLAG": "false",
+        "NAME": "6e12",
+        "LIST": "[draft, verify]",
+        "BAD": "eighty",
+    }
     for name, value in values.items():
         monkeypatch.setenv(f"HR_{name}", value)
     config = planned(

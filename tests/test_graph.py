@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import pytest
+import toys
 
 from pipeline.drawing import as_json, as_mermaid, as_text
 from pipeline.errors import GraphError
 from pipeline.graph import FIELDS, GIVEN, OPTIONAL, Node
-
-_spec = importlib.util.spec_from_file_location("toys", Path(__file__).with_name("toys.py"))
-toys = importlib.util.module_from_spec(_spec)
-sys.modules["toys"] = toys
-_spec.loader.exec_module(toys)
 
 GOOD = {"admit": "give", "decode": "double add sink"}
 ALL = (toys.GIVE, toys.DOUBLE, toys.ADD, toys.SINK)
@@ -153,7 +146,9 @@ def test_drawings():
     assert '  decode_double -->|"double"| decode_sink' in as_mermaid(graph).splitlines()
     data = json.loads(as_json(graph))
     assert [stage["stage"] for stage in data["phases"]["decode"]] == ["double", "add", "sink"]
-    assert {"from": ["decode", "add"], "to": ["decode", "sink"], "fields": ["number"]} in data["edges"]
+    assert {"from": ["decode", "add"], "to": ["decode", "sink"], "fields": ["number"]} in data[
+        "edges"
+    ]
 
 
 def test_declarations_come_from_the_instance():
