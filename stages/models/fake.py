@@ -72,7 +72,6 @@ class Fake:
 
     def hidden(self, tokens_BW: Any, caches: Sequence[Any]) -> Any:
         """The state index of each position, (B, W, 1). Few operations: the engine is measured on it."""
-        self.calls += 1
         if self.delay_ms:
             time.sleep(self.delay_ms / 1000)
         if not self.layers:

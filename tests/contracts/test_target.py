@@ -43,13 +43,10 @@ def test_attributes(target):
         assert (spec.window > 0) == (spec.kind == "sliding")
 
 
-def test_shapes_and_calls(target):
-    before, tokens = target.calls, mx.array([[5, 6, 7]])
-    scores = target.head(target.hidden(tokens, caches(target)))
-    assert scores.shape == (1, 3, target.vocab_size) and scores.dtype == mx.float32
-    assert target.calls == before + 1
-    target.head(target.hidden(tokens, caches(target))[:, -1:])
-    assert target.calls == before + 2
+def test_shapes(target):
+    scores = target.head(target.hidden(mx.array([[5, 6, 7], [8, 9, 5]]), caches(target)))
+    assert scores.shape == (2, 3, target.vocab_size) and scores.dtype == mx.float32
+    assert target.calls == 0  # counted by whoever launches a forward
 
 
 def test_one_by_one_equals_at_once(target):
