@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -44,6 +45,18 @@ class _UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
                 raise yaml.constructor.ConstructorError(None, None, text, key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 reads 1e-3 as text and 2026-01-01 as a date: numbers are numbers here, dates are text.
+_UniqueKeys.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
+    for first, found in _UniqueKeys.yaml_implicit_resolvers.items()
+}
+_UniqueKeys.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
 
 
 def first_comment(path: Path) -> str:

@@ -225,7 +225,9 @@ def _quoted_url(folder: Path) -> str:
 
 
 def _listed(option: Any) -> str:
-    return f"[{','.join(map(str, option))}]" if isinstance(option, list) else str(option)
+    return (
+        f"[{','.join(map(str, option or ['none']))}]" if isinstance(option, list) else str(option)
+    )
 
 
 def _first_lines(error: BaseException) -> str:

@@ -77,7 +77,8 @@ def plan(
 ) -> Plan:
     """Check the whole configuration; ConfigError lists all problems, compose's included. `first`
     is called with the device's Spec before any other stages module is imported."""
-    check = _Check(composed, ("stages", *allow, *os.environ.get(ALLOW_CODE, "").split()))
+    prefixes = ["stages", *allow, *os.environ.get(ALLOW_CODE, "").split()]
+    check = _Check(composed, [prefix.rstrip(".") for prefix in prefixes])
     config = composed.config
     device = check.part("device", config.get("device"))
     ready = first is not None and isinstance(device, Spec) and not check.problems
