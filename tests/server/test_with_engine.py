@@ -87,13 +87,11 @@ def test_logprobs_match_the_answer(client):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_prompt_over_the_context(client, stream, chat):
+    text: Any = "x" * CONTEXT
+    ask: dict[str, Any] = {"messages": prompts(text)} if chat else {"prompt": text}
+    create = client.chat.completions.create if chat else client.completions.create
     with pytest.raises(openai.BadRequestError) as caught:
-        if chat:
-            client.chat.completions.create(
-                model="m", messages=prompts("x" * CONTEXT), stream=stream
-            )
-        else:
-            client.completions.create(model="m", prompt="x" * CONTEXT, stream=stream)
+        create(model="m", stream=stream, **ask)
     assert caught.value.code == "context_length_exceeded"
     assert str(CONTEXT) in caught.value.message
 
