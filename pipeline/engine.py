@@ -6,6 +6,7 @@ owner, which opens the parts, runs every other phase and closes them again.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -275,6 +276,7 @@ class Engine:
         try:
             self._loop()
         except Exception as fault:
+            logging.getLogger(__name__).exception("the engine's thread has failed")
             self._state, error = "failed", ClosedError(f"the engine has failed: {fault!r}")
         finally:
             self._shut(error)

@@ -7,6 +7,7 @@ its rows, which are rebuilt from the token lists; a row that faults twice fails 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -129,7 +130,7 @@ class Turns:
             self._mark_first_tokens(batch)
             self._retire(batch)
         self._join(batch)
-        if batch.sequences:
+        if batch.sequences and batch is not self.active:
             self.prefills.append(batch)
 
     def _decode(self, batch: Batch) -> None:
@@ -159,7 +160,7 @@ class Turns:
         for row in ready:
             batch.sequences[row].scores = None
         if not self.active.sequences and len(ready) == len(batch.sequences):
-            self._adopt(batch)
+            self._replace_active(batch)  # nothing is copied
             return
         self.active.drop_ahead()
         joining = [batch.sequences[row] for row in ready]
@@ -191,10 +192,6 @@ class Turns:
         finally:
             for change in changes:
                 change.dispose()
-
-    def _adopt(self, batch: Batch) -> None:
-        """A whole prefill batch becomes the active one: nothing is copied."""
-        self._replace_active(batch)
 
     def _replace_active(self, batch: Batch) -> None:
         old, self.active = self.active, batch
@@ -238,6 +235,7 @@ class Turns:
             step(batch)
         except Exception as fault:
             self.totals.counts["faults"] += 1
+            logging.getLogger(__name__).warning("a step failed; its rows are rebuilt", exc_info=fault)
             self._rebuild(batch, fault)
 
     def _rebuild(self, batch: Batch, fault: Exception) -> None:

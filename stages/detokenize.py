@@ -76,7 +76,7 @@ class Detokenize:
         eos_ids = frozenset[int]() if sequence.request.ignore_eos else self._target.eos_ids
         delivery = Delivery()
         for emitted in sequence.emitted:
-            sequence.output_ids.append(emitted.token_id)
+            sequence.output_ids += (emitted.token_id,)
             if emitted.token_id in eos_ids:
                 delivery.finish = "stop"
             else:

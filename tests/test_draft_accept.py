@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from pipeline.types import NEUTRAL, Batch, Request, Sequence
 from stages.accept import Accept
 from stages.depth.fixed import Fixed
+from stages.detokenize import Detokenize
 from stages.draft import Draft
 from stages.rules.match import Match
 from stages.samplers.standard import Standard
@@ -125,3 +127,42 @@ def test_anything_numpy_can_read_is_scores():
     sequence.scores = Lazy()
     accept(sequence)
     assert sequence.emitted[0].token_id == 6
+
+
+STAGE_FIELDS = {f.name for f in dataclasses.fields(Sequence)} - {
+    "deliver", "cancelled", "error", "ready", "submitted", "timings", "entered", "counts",
+    "drafted_by_position", "accepted_by_position",
+}  # fmt: skip
+
+
+class Watched(Sequence):
+    """Notes which fields stages touch. `live` asks for finish_reason on the engine's behalf."""
+
+    def __getattribute__(self, name):
+        if name in STAGE_FIELDS:
+            object.__getattribute__(self, "__dict__").setdefault("_read", set()).add(name)
+        return super().__getattribute__(name)
+
+    def __setattr__(self, name, value):
+        if name in STAGE_FIELDS:
+            self.__dict__.setdefault("_written", set()).add(name)
+        super().__setattr__(name, value)
+
+
+def test_stages_touch_what_they_declare_and_nothing_else():
+    sequence = Watched(Request(id="r", stop=("x",)), lambda event: None, prompt_ids=[1], max_new=9)
+    sequence.sampler, sequence.pending = Standard().bind(NEUTRAL, 0, [1], None), 1
+    tokenizer = SimpleNamespace(decoder=lambda: SimpleNamespace(push=str, flush=str))
+    target = SimpleNamespace(**vars(TARGET), tokenizer=tokenizer)
+    batch = Batch([sequence], None, Stub([[2, 3]]))
+    for stage in (
+        Draft(target, DRAFTER, Fixed(max=2)), Accept(target, Match()), Detokenize(target),
+    ):  # fmt: skip
+        sequence.scores = scores(2, 4, 5)
+        sequence.__dict__.update(_read=set(), _written=set())
+        stage.run(batch)
+        own = stage.reads | stage.writes
+        assert sequence.__dict__["_read"] - {"finish_reason"} <= own
+        assert sequence.__dict__["_read"] - {"finish_reason"} >= stage.reads
+        assert sequence.__dict__["_written"] == stage.writes
+    assert (sequence.error, sequence.kept, sequence.output_ids) == (None, 2, [2, 4])

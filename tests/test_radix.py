@@ -120,6 +120,26 @@ def test_random_life_under_a_small_cap(mix, seed):
     assert (tier.stats()["bytes"], tier.stats()["entries"], tier.stats()["tokens"]) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("where", ["stages.tiers.radix.evaluate", "stages.rows.state.evaluate"])
+def test_no_memory_for_a_copy_is_a_drop(monkeypatch, where):
+    """Either the new arrays or the halves of a split cannot be made: the tier stays as it was."""
+    tier = Ram(max_gb=1)
+    tier.put(capture(MIXES["windows"], range(20)))
+    before = tier.stats()["bytes"]
+
+    def fail(segments: object) -> None:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, fail)
+        assert not tier.put(capture(MIXES["windows"], [*range(10), 99]))
+    tier.check_integrity()
+    assert tier.covered([*range(10), 99], "n") == 10
+    assert (tier.stats()["bytes"], tier.stats()["failures"]) == (before, 1)
+    assert tier.put(capture(MIXES["windows"], [*range(10), 99]))
+    tier.check_integrity()
+
+
 @given(st.lists(st.integers(0, 2), min_size=1), st.lists(st.integers(0, 2), min_size=1))
 def test_common_counts_equal_tokens(edge, key):
     wanted = next((i for i, (a, b) in enumerate(zip(edge, key, strict=False)) if a != b), None)

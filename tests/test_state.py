@@ -89,6 +89,31 @@ def test_a_late_payload_covers_earlier_segments():
     assert states.state_usable(state, 39) == 20
 
 
+@pytest.mark.parametrize(("early", "late"), [(2, 15), (15, 2), (9, 9)])
+def test_the_slice_that_reaches_furthest_back_is_taken(early, late):
+    def slices(first: int, stop: int) -> tuple[LayerSlice, ...]:
+        arrays = {n: mx.array(kv(0, n, TOKENS, first, stop)) for n in ("keys", "values")}
+        return (LayerSlice(first, arrays),)
+
+    both = Segment(0, 20, slices(early, 20)), Segment(20, 22, slices(late, 22))
+    best = states.longest(both, 0, 20)
+    assert (best.first, best.arrays["keys"].shape[1]) == (min(early, late), 20 - min(early, late))
+    assert states.longest(both, 0, 22).first == late
+    state = State(tuple(TOKENS[:22]), "n", (window(6),), both)
+    assert_true(states.cut(state, 20))
+
+
+def test_materialize_shares_no_buffer():
+    array = mx.zeros((1, 64, 16))  # one head and little slack: mx.contiguous would share
+    mx.eval(array)
+    start = mx.get_active_memory()
+    view = states.view(LayerSlice(0, {"keys": array}), 0, 16)
+    mine = states.materialize(Segment(0, 16, (view, None)))
+    del array, view
+    assert start - mx.get_active_memory() > 40 * 16 * 4
+    assert mine.layers[0].arrays["keys"].shape == (1, 16, 16)
+
+
 def test_exact_layers_only_at_their_boundaries():
     state = capture((FULL, HYBRID), TOKENS, cuts=[16, 32])
     assert [states.state_usable(state, limit) for limit in (15, 16, 31, 33, 39, 40)] == [

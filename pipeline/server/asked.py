@@ -46,7 +46,7 @@ def chat(value: Mapping[str, Any], bounds: Bounds) -> Asked:
         messages=messages,
         max_tokens=limit,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        template_args=body.chat_template_kwargs or {},
+        template_args=body.chat_template_kwargs,
     )
     return _asked(body, [base], bounds, ignored)
 
@@ -112,8 +112,13 @@ def _asked(body: Common, prompts: list[Request], bounds: Bounds, ignored: Iterab
         n=n,
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        ignored=(*check_neutral(body.model_extra or {}), *ignored),
+        ignored=(*check_neutral(body.model_extra or {}), *ignored, *_odd_options(body)),
     )
+
+
+def _odd_options(body: Common) -> list[str]:
+    options = body.stream_options
+    return [f"stream_options.{name}" for name in (options and options.model_extra) or ()]
 
 
 def _numbered(prompts: list[Request], n: int) -> Iterable[Request]:

@@ -21,6 +21,8 @@ from pipeline.errors import BusyError, ClosedError, HeadraceError, RequestError
 
 log = logging.getLogger("headrace.server")
 
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
 
 class ClientGone(Exception):
     """The client closed its connection; no reply can reach it."""
@@ -53,7 +55,7 @@ class JSON(Response):
 
 def dump(content: Any) -> bytes:
     """Compact ASCII JSON. ValueError for NaN, which no reply may hold."""
-    return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+    return _encode(content).encode("ascii")
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> RequestError:

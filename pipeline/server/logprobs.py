@@ -19,10 +19,10 @@ class Logprobs(Protocol):
 
 
 class ChatLogprobs:
-    """`{content: [{token, logprob, bytes, top_logprobs}]}`: one entry a token, EOS included.
+    """`{content: [{token, logprob, bytes, top_logprobs}]}`: one entry a delivered token.
 
-    `bytes` is null for an EOS, which is no text; the others joined are the text's bytes (but for
-    what a stop string cut off).
+    All `bytes` joined are the text's, but for what a stop string cut off. They are null for an EOS,
+    which is no text: among the alternatives, or with `ignore_eos`.
     """
 
     def __init__(self, tokenizer: Tokenizer, eos_ids: Collection[int], top: int):

@@ -17,6 +17,7 @@ from pipeline.server.errors import invalid
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 _BIG = 2**31 - 1
+_TEMPLATE_OWN = frozenset({"messages", "add_generation_prompt", "self"})  # given by the server
 _REPORTED = 5  # faults of one body named in the message
 
 
@@ -38,7 +39,7 @@ def _read_bias(value: Any) -> tuple[tuple[int, float], ...] | None:
         return None
     if not isinstance(value, dict):
         raise ValueError("must be an object of token ids and numbers")
-    return tuple(_bias(key, bias) for key, bias in value.items())
+    return tuple(dict(_bias(key, bias) for key, bias in value.items()).items())
 
 
 def _bias(key: str, bias: Any) -> tuple[int, float]:
@@ -60,6 +61,14 @@ def _read_prompt(value: Any) -> list[str] | list[list[int]]:
     return value
 
 
+def _read_args(value: Any) -> dict[str, Any]:
+    if value is not None and not isinstance(value, dict):
+        raise ValueError("must be an object")
+    if taken := sorted(_TEMPLATE_OWN & (value or {}).keys()):
+        raise ValueError(f"{', '.join(taken)} cannot be set here")
+    return value or {}
+
+
 def _all(value: Any, kind: type) -> bool:
     return isinstance(value, list) and all(type(item) is kind for item in value)
 
@@ -68,6 +77,7 @@ Count = Annotated[int, Field(ge=0, le=_BIG)]
 Stop = Annotated[Any, AfterValidator(_read_stop)]
 Bias = Annotated[Any, AfterValidator(_read_bias)]
 Prompt = Annotated[Any, AfterValidator(_read_prompt)]
+TemplateArgs = Annotated[Any, AfterValidator(_read_args)]
 
 
 class _Body(BaseModel):
@@ -90,7 +100,7 @@ class Common(_Body):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Count | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: Bias = None
@@ -123,7 +133,7 @@ class ChatBody(Common):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateArgs = Field(default=None, validate_default=True)
 
 
 class TextBody(Common):

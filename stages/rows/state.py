@@ -164,7 +164,21 @@ def compact(piece: LayerSlice | None, start: int, stop: int) -> LayerSlice | Non
         return None if piece is None else LayerSlice(stop, {})
     first = max(start, piece.first)
     part = view(piece, first, stop)
-    return LayerSlice(first, {name: _copy(array) for name, array in part.arrays.items()})
+    return LayerSlice(first, {name: owned(array) for name, array in part.arrays.items()})
+
+
+def owned(array: Any) -> Any:
+    """A lazy copy (heads, tokens, dim) that shares no buffer. `mx.contiguous` shares where a slice of
+    one head leaves out less than 16 KiB, which pins a batch and makes its next write a copy."""
+    return mx.concatenate([array, array[:, :0]], axis=TOKENS)
+
+
+def materialize(segment: Segment) -> Segment:
+    """The same segment with evaluated arrays of its own: what a capture must hand out."""
+    mine = tuple(compact(piece, 0, segment.stop) for piece in segment.layers)
+    copy = Segment(segment.start, segment.stop, mine)
+    evaluate([copy])
+    return copy
 
 
 def split(segment: Segment, at: int) -> tuple[Segment, Segment]:
@@ -291,11 +305,6 @@ def _front(segments: Seq[Segment], stop: int) -> tuple[Segment, ...]:
 
 def _part(array: Any, low: int, high: int) -> Any:
     return array if low == 0 and high == array.shape[TOKENS] else array[:, low:high]
-
-
-def _copy(array: Any) -> Any:
-    # `mx.contiguous` may share a larger buffer (one head, up to 16 KiB of slack); this never does
-    return mx.concatenate([array, array[:, :0]], axis=TOKENS)
 
 
 def _concatenate(parts: Seq[LayerSlice]) -> dict[str, Any]:

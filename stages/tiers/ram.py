@@ -43,6 +43,7 @@ class Counters:
     reused_tokens: int = 0
     evictions: int = 0
     dropped: int = 0
+    failures: int = 0  # dropped because the device had no memory for a copy
     leases: int = 0
     borrowed_bytes: int = 0  # of borrowed arrays that the tier no longer holds
 
@@ -103,10 +104,18 @@ class Ram:
         _, held = tree.walk(pack(state.tokens))
         if not state.tokens or not tree.fits(state) or held < state.segments[0].start:
             return self._drop()
-        stored = self._insert(tree, state)
+        try:
+            stored = self._insert(tree, state)
+        except (RuntimeError, MemoryError):
+            # the device has no room for a copy; nothing has changed but what was evicted
+            self._count.failures += 1
+            stored = False
         if tree.root.children:
             self._trees[tree.name] = tree
         return stored or self._drop()
+
+    def idle_step(self) -> bool:
+        return False
 
     def clear(self) -> None:
         """Forget everything; borrowed states stay valid until they are given back."""
@@ -144,7 +153,7 @@ class Ram:
             namespace=namespace,
             specs=self._order[last].specs,
             segments=tuple(segments),
-            boundaries={length: dict(last.exact)} if whole and last.exact else {},
+            boundaries={length: dict(last.exact)} if last.exact else {},
             attachments=tuple(last.attachments.values()) if whole else (),
             min_reuse=max(node.min_reuse for node in path),
         )

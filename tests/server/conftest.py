@@ -53,6 +53,8 @@ def greeting(request: Request) -> Iterator[Event | float]:
     ids = [*range(1, len(PIECES)), EOS][:limit]
     yield Accepted(5)
     for token in ids:
+        if token == EOS:  # counted, never delivered
+            continue
         piece = PIECES[token]
         text = piece if isinstance(piece, str) else "\N{WAVING HAND SIGN}" * (token == 5)
         wanted = () if request.logprobs is None else (logprob(token, request.logprobs),)

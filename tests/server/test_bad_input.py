@@ -35,6 +35,8 @@ BAD_NUMBERS = [
     ("top_p", "1.1"),
     ("min_p", "1.1"),
     ("repetition_penalty", "0"),
+    ("repetition_penalty", "1e-300"),
+    ("repetition_penalty", "101"),
     ("top_logprobs", "21"),
     ("n", "0"),
     ("n", "9"),
@@ -88,6 +90,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"session_id": 3}, "session_id"),
     ({"ignore_eos": "yes"}, "ignore_eos"),
     ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -176,6 +179,9 @@ def test_unknown_names_are_listed(engine, raw):
     assert status == 200
     expected = "frobnicate, %C3%9Cn%C3%AF%0D%0Ax, z%EF%BF%BD, messages[0].mood"
     assert headers["warning"] == f'299 headrace "ignored: {expected}"'
+    stream = {"stream": True, "stream_options": {"speed": 2}}
+    body = json.dumps({"messages": HI, **stream}).encode()
+    assert "stream_options.speed" in raw.call("POST", CHAT, body)[1]["warning"]
     _, headers, _ = raw.post(CHAT, {"messages": HI, **{f"x{i}": i for i in range(30)}})
     assert headers["warning"].endswith('x19 and 10 more"')
 

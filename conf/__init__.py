@@ -1,0 +1,1 @@
+"""What can be chosen: one folder a group, one YAML an option. Data only."""

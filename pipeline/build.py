@@ -1,0 +1,181 @@
+"""From a plan to parts and stages: the only place that makes objects from YAML.
+
+Each object is made once; then the graph is checked. Nothing is opened, with one exception: to run,
+the device is opened before any other stages module is imported, since what it loads must be there
+before mlx is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.catalog import load_yaml
+from pipeline.compose import compose
+from pipeline.errors import ConfigError, Problem
+from pipeline.graph import Graph, Node, Offer
+from pipeline.plan import Plan, Spec, plan, resolve, source
+
+
+def pipeline_to_run(
+    recipe: str, overrides: Sequence[str] = (), allow: Iterable[str] = ()
+) -> Pipeline:
+    """Compose, plan and build in the order that running needs: the device first."""
+    return build(plan(compose(recipe, overrides), allow=allow, first=open_device))
+
+
+def open_device(spec: Spec) -> Any:
+    """Make the device and let it load what must be there before mlx is imported."""
+    device = _make(spec, [])
+    device.open()
+    return device
+
+
+@dataclass
+class Pipeline:
+    """A built pipeline: what the engine runs. `open` and `close` are called on its owner thread."""
+
+    parts: dict[str, Any]
+    stages: dict[str, Any]
+    phases: dict[str, list[str]]
+    settings: dict[str, Any]
+    choices: Mapping[str, Any]
+    config: Mapping[str, Any]
+    graph: Graph
+    _opened: list[Any] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Everything that is opened, in order: parts by group, then stages."""
+        for part in self.parts.values():
+            yield from part if isinstance(part, list) else [part]
+        yield from self.stages.values()
+
+    def open(self) -> None:
+        """Open everything; if one fails, what is open is closed and the error goes on."""
+        try:
+            for part in self:
+                if opening := getattr(part, "open", None):
+                    self._opened.append(part)
+                    opening()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close in reverse order, each even if another failed; then raise the first failure."""
+        failures = []
+        while self._opened:
+            try:
+                getattr(self._opened.pop(), "close", lambda: None)()
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            for other in failures[1:]:
+                failures[0].add_note(f"and then: {other!r}")
+            raise failures[0]
+
+
+def build(planned: Plan) -> Pipeline:
+    """Make every object and check the graph. GraphError lists what does not fit."""
+    maker = _Maker(planned)
+    parts = {group: maker.part(group) for group in planned.parts}
+    used = list(dict.fromkeys(name for names in planned.phases.values() for name in names))
+    stages = {name: maker.make(planned.stages[name]) for name in used}
+    settings = {group: maker.make(spec) for group, spec in planned.settings.items()}
+    if maker.problems:
+        raise ConfigError(maker.problems)
+    graph = _graph(planned, parts, stages)
+    graph.check(lambda group, abilities: _able(planned, group, abilities))
+    phases = {phase: list(names) for phase, names in planned.phases.items()}
+    choices, config = planned.composed.choices, planned.config
+    return Pipeline(parts, stages, phases, settings, choices, config, graph)
+
+
+class _Maker:
+    """Makes each part once, its own parts first."""
+
+    def __init__(self, planned: Plan):
+        self.specs = planned.parts
+        self.made: dict[str, Any] = dict(planned.made)
+        self.problems: list[Problem] = []
+        self._making: list[str] = []
+
+    def part(self, group: str) -> Any:
+        if group not in self.made:
+            assert group not in self._making, f"parts need each other: {self._making}"
+            self._making.append(group)
+            spec = self.specs[group]
+            made = [self.make(s) for s in spec] if isinstance(spec, list) else self.make(spec)
+            self.made[group] = made
+            self._making.pop()
+        return self.made[group]
+
+    def make(self, spec: Any) -> Any:
+        if isinstance(spec, list):
+            return [self.make(item) for item in spec]
+        arguments = [self._argument(spec, *item) for item in spec.signature.parts.items()]
+        try:
+            return _make(spec, arguments)
+        except ConfigError as error:
+            self.problems += error.problems
+        except ValueError as error:
+            self.problems.append(_misuse(spec, error))
+
+    def _argument(self, spec: Spec, name: str, annotation: Any) -> Any:
+        if name in spec.nested:
+            return self.make(spec.nested[name])
+        group = source(name, annotation)
+        assert group is not None
+        return self.part(group)
+
+
+def _misuse(spec: Spec, error: ValueError) -> Problem:
+    """What a constructor refuses; a message that begins with a setting's name is put under it."""
+    key, colon, rest = str(error).partition(": ")
+    if colon and key in spec.signature.settings:
+        return Problem(f"{spec.path}.{key}", rest)
+    return Problem(spec.path, str(error))
+
+
+def _make(spec: Spec, arguments: Sequence[Any]) -> Any:
+    """Call the class that the plan has vetted. (Hydra's `instantiate` would look it up again by
+    name, follow any `_target_` inside a setting, and copy the parts.)"""
+    return spec.target(*arguments, **spec.settings)
+
+
+def _graph(planned: Plan, parts: Mapping[str, Any], stages: Mapping[str, Any]) -> Graph:
+    choices = planned.composed.choices
+    nodes = {
+        name: Node.of(name, stage, _groups(planned.stages[name])) for name, stage in stages.items()
+    }
+    offers = {group: _offer(group, part, choices) for group, part in parts.items()}
+    return Graph(planned.phases, nodes, offers)
+
+
+def _groups(spec: Spec) -> list[str]:
+    filled = [source(name, kind) for name, kind in spec.signature.parts.items()]
+    return [group for group in filled if group]
+
+
+def _offer(group: str, part: Any, choices: Mapping[str, Any]) -> Offer:
+    """What a group's part can do; of several parts, what all of them can."""
+    chosen = next((v for k, v in choices.items() if group in (k, k.partition("@")[2])), "")
+    name = ",".join(map(str, chosen)) if isinstance(chosen, list) else str(chosen)
+    members = part if isinstance(part, list) else [part]
+    can = [frozenset(member.can) for member in members]
+    needs = {g: a for member in members for g, a in getattr(member, "needs", {}).items()}
+    return Offer(name or "none", frozenset.intersection(*can) if can else frozenset(), needs)
+
+
+def _able(planned: Plan, group: str, abilities: Iterable[str]) -> list[str]:
+    """Options of a group whose class says that it can all this."""
+    found = []
+    for name, path in planned.composed.catalog.options(group).items():
+        try:
+            can = getattr(resolve(load_yaml(path)["_target_"], ("stages",)), "can", ())
+            if set(abilities) <= set(can):
+                found.append(name)
+        except (ConfigError, KeyError, TypeError):
+            continue
+    return found

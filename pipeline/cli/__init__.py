@@ -1,0 +1,49 @@
+"""The command line: `headrace VERB …`. One file a verb; this one reads arguments and says what is wrong.
+
+Exit codes: 0 well, 2 something the user can mend (all of it listed), 1 our fault, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from pipeline.cli.arguments import UsageError, parse
+from pipeline.errors import ConfigError, HeadraceError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = parse(words)
+        return args.verb.run(args)
+    except SystemExit as exit:  # --help
+        return int(exit.code or 0)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `headrace show … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if "--traceback" in words:
+            traceback.print_exc()
+        return _explain(error)
+
+
+def _explain(error: Exception) -> int:
+    """Say what went wrong on standard error; 2 if the user can mend it, else 1."""
+    if isinstance(error, ConfigError):
+        count = len(error.problems)
+        what = "does not fit together" if type(error).__name__ == "GraphError" else "is not right"
+        noun = "1 problem" if count == 1 else f"{count} problems"
+        print(f"error: the configuration {what}, {noun}:\n{error}", file=sys.stderr)
+        return 2
+    if isinstance(error, UsageError | HeadraceError):
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"internal error: {type(error).__name__}: {error}", file=sys.stderr)
+    print("This is our fault. --traceback shows where it happened.", file=sys.stderr)
+    return 1

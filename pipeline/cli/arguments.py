@@ -1,0 +1,89 @@
+"""Reads the command line. Overrides (`key=value`) may stand anywhere after the recipe."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from pipeline.errors import HeadraceError, nearest
+
+VERBS = {
+    "list": "groups, their options and the recipes; or one group's options in full",
+    "show": "the composed YAML, which option each group took, and where values come from",
+    "diff": "what differs from base, or between two recipes",
+    "check": "prove that a recipe fits together, without reading any weight",
+    "graph": "draw the pipeline: phases, stages, fields on the arrows",
+    "generate": "answer one prompt, without HTTP",
+    "serve": "serve a recipe over an OpenAI-compatible HTTP API",
+    "doctor": "which device and BLAS are in use, and how fast they are",
+    "demo": "graph, server, one streamed answer, and where the time went",
+}
+EPILOG = """\
+RECIPE is a name (headrace list) or the path of your own YAML file. After it, GROUP=OPTION chooses
+an option and GROUP.setting=VALUE turns a knob; options are joined first, whatever the order.
+"""
+
+
+class UsageError(HeadraceError):
+    """The command line itself is wrong."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}. Try: {self.prog} --help")
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """The verb's module as `verb`, and its arguments. UsageError for what cannot be understood."""
+    parser = _top()
+    if not words or words[0].startswith("-"):
+        parser.parse_args(words or ["--help"])
+    name, rest = words[0], words[1:]
+    if name not in VERBS:
+        hint = nearest(name, VERBS) or f"Verbs: {', '.join(VERBS)}."
+        raise UsageError(f"no such verb: '{name}'. {hint} Try: headrace --help")
+    verb = importlib.import_module(f"pipeline.cli.{name}_verb")
+    inner = _Parser(
+        prog=f"headrace {name}", description=VERBS[name], epilog=EPILOG, allow_abbrev=False
+    )
+    inner.add_argument("--traceback", action="store_true", help="show where an error happened")
+    verb.add_arguments(inner)
+    args, extra = inner.parse_known_args(rest)
+    _adopt(inner, args, extra)
+    args.verb = verb
+    return args
+
+
+def _top() -> _Parser:
+    lines = "\n".join(f"  {name:<10}{what}" for name, what in VERBS.items())
+    return _Parser(
+        prog="headrace",
+        usage="headrace VERB [RECIPE] [key=value …] [options]",
+        description=f"Serve language models from recipes.\n\nverbs:\n{lines}",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _adopt(parser: _Parser, args: argparse.Namespace, extra: Sequence[str]) -> None:
+    """Overrides typed after an option are overrides too; anything else left over is a mistake."""
+    wrong = [word for word in extra if word.startswith("-") or not hasattr(args, "overrides")]
+    if wrong:
+        known = [option for action in parser._actions for option in action.option_strings]
+        hint = nearest(wrong[0].partition("=")[0], known)
+        parser.error(f"unknown: {' '.join(wrong)}" + (f". {hint.rstrip('?')}?" if hint else ""))
+    if extra:
+        args.overrides += extra
+
+
+def add_recipe(parser: Any, *, optional: bool = False) -> None:
+    """The arguments of every verb that composes a recipe."""
+    if not optional:
+        parser.add_argument("recipe", metavar="RECIPE", help="name, or path of a YAML file")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[])
+    parser.add_argument(
+        "--allow-code", metavar="PREFIX", action="append", default=[],
+        help="also run classes under this package (they are code: allow only what you trust)",
+    )  # fmt: skip

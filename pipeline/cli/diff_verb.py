@@ -1,0 +1,55 @@
+"""`headrace diff RECIPE [OTHER] [key=value …]`: from base to it, or from it to another recipe."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.cli.arguments import add_recipe
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add_recipe(parser)
+
+
+def run(args: Namespace) -> int:
+    from pipeline.compose import compose
+    from pipeline.plan import plan
+
+    names = [None, args.recipe]
+    if args.overrides and "=" not in args.overrides[0] and not args.overrides[0].startswith("~"):
+        names = [args.recipe, args.overrides.pop(0)]
+    said = ([] if names[0] is None else args.overrides, args.overrides)
+    old, new = (
+        plan(compose(name, overrides), allow=args.allow_code)
+        for name, overrides in zip(names, said, strict=True)
+    )
+    lines = _lines(old.composed.choices, new.composed.choices)
+    values = _lines(flat(old.config), flat(new.config))
+    print(f"{old.composed.recipe} -> {new.composed.recipe}")
+    print("\n".join(["options", *lines, "values", *values]) if lines or values else "no difference")
+    return 0
+
+
+def _lines(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    return [f"  {key}: {before} -> {after}" for key, before, after in changes(old, new)]
+
+
+def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Dotted path -> value."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        where = f"{path}.{key}" if path else str(key)
+        found |= flat(value, where) if isinstance(value, Mapping) and value else {where: value}
+    return found
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(key, before, after) wherever they differ; a dash where there is nothing."""
+    keys = dict.fromkeys([*old, *new])
+    return [
+        (key, str(old.get(key, "-")), str(new.get(key, "-")))
+        for key in keys
+        if key not in old or key not in new or old[key] != new[key]
+    ]

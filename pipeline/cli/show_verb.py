@@ -1,0 +1,55 @@
+"""`headrace show RECIPE [key=value …]`."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Any
+
+import yaml
+
+from pipeline.cli.arguments import add_recipe
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add_recipe(parser)
+
+
+def run(args: Namespace) -> int:
+    from pipeline.compose import compose
+    from pipeline.plan import plan
+
+    planned = plan(compose(args.recipe, args.overrides), allow=args.allow_code)
+    print(f"# {planned.composed.recipe}: {describe_choices(planned.composed.choices)}")
+    for line in yaml_lines(planned.config, planned.composed.sources):
+        print(line)
+    return 0
+
+
+def describe_choices(choices: Mapping[str, Any]) -> str:
+    """`flow=plain model=fake …`, as one would type it."""
+    shown = {k: f"[{','.join(v)}]" if isinstance(v, list) else v for k, v in choices.items()}
+    return " ".join(f"{key}={option}" for key, option in shown.items())
+
+
+def yaml_lines(
+    config: Mapping[str, Any], sources: Mapping[str, str], path: str = ""
+) -> Iterator[str]:
+    """The configuration as YAML; values from elsewhere than the chosen option say where from."""
+    indent = "  " * (path.count(".") + 1 if path else 0)
+    for key, value in config.items():
+        where = f"{path}.{key}" if path else str(key)
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{_scalar(key)}:"
+            yield from yaml_lines(value, sources, where)
+        else:
+            source = f"  # {sources[where]}" if where in sources else ""
+            yield f"{indent}{_scalar(key)}: {_scalar(value)}{source}"
+
+
+def _scalar(value: Any) -> str:
+    plain = list(value) if isinstance(value, tuple | set | frozenset) else value
+    plain = str(plain) if isinstance(plain, PurePath) else plain
+    text = yaml.safe_dump(plain, default_flow_style=True, allow_unicode=True, width=10_000)
+    return text.removesuffix("\n").removesuffix("\n...")

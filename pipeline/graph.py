@@ -1,0 +1,233 @@
+"""The pipeline as a graph: phases of stages, joined by the fields they read and write.
+
+Nobody writes edges: order comes from the flow, edges come from the names. `check` proves that the
+pieces fit before anything is opened; `edges` says what flows where, for `pipeline.drawing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, fields
+from itertools import combinations
+from typing import Any
+
+from pipeline.errors import GraphError, Problem, nearest
+from pipeline.types import Sequence
+
+PHASES = ("admit", "prefill", "first", "decode", "finish", "idle")
+LOOPS = ("prefill", "decode")  # run again and again: their last writes reach their first reads
+THREADS = {
+    "admit": ("prepare",),
+    "prefill": ("owner",),
+    "first": ("owner",),
+    "decode": ("owner",),
+    "finish": ("owner", "io"),
+    "idle": ("owner", "io"),
+}
+FIELDS = tuple(f.name for f in fields(Sequence))
+# Set by the engine, or meaningful while still empty: the tokens so far, a request not yet finished.
+GIVEN = frozenset({"request", "deliver", "cancelled", "error", "ready", "submitted", "timings"})
+GIVEN |= {"entered", "counts", "drafted_by_position", "accepted_by_position"}
+GIVEN |= {"processed_ids", "output_ids", "captured_len", "finish_reason"}
+# Empty in a flow that has no stage for them, but never read before that stage where there is one.
+OPTIONAL = frozenset({"proposal", "depth", "match"})
+
+Suggest = Callable[[str, Collection[str]], Seq[str]]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A stage's declarations, and the groups whose parts it was given."""
+
+    name: str
+    reads: frozenset[str] = frozenset()
+    writes: frozenset[str] = frozenset()
+    needs: Mapping[str, Collection[str]] = field(default_factory=dict)
+    thread: str = "owner"
+    parts: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, stage: Any, parts: Seq[str] = ()) -> Node:
+        """Declarations are read from the instance: what it was given may have widened them."""
+        reads, writes = frozenset(stage.reads), frozenset(stage.writes)
+        return cls(name, reads, writes, dict(stage.needs), stage.thread, tuple(parts))
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What the part chosen for a group can do, and what it needs of others."""
+
+    choice: str
+    can: frozenset[str] = frozenset()
+    needs: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Fields that flow from one place (phase, stage) to another."""
+
+    source: tuple[str, str]
+    target: tuple[str, str]
+    fields: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Immutable. `phases` is the flow as written, in any order; `nodes` the stages that exist."""
+
+    phases: Mapping[str, tuple[str, ...]]
+    nodes: Mapping[str, Node]
+    offers: Mapping[str, Offer] = field(default_factory=dict)
+    fields: tuple[str, ...] = FIELDS
+    given: frozenset[str] = GIVEN
+    optional: frozenset[str] = OPTIONAL
+
+    def steps(self) -> list[tuple[str, Node]]:
+        """(phase, stage) in the order of a request's life, unknown stages left out."""
+        return [
+            (p, self.nodes[n]) for p in PHASES for n in self.phases.get(p, ()) if n in self.nodes
+        ]
+
+    def check(self, suggest: Suggest = lambda group, abilities: ()) -> None:
+        """GraphError with all problems in reading order. `suggest` names options of a group that
+        have the abilities, for the hints."""
+        rules = (
+            self._names, self._repeats, self._fields, self._threads, self._reads, self._writers,
+            lambda: self._needs(suggest), self._idle_drafter, self._no_model,
+        )  # fmt: skip
+        if problems := [problem for rule in rules for problem in rule()]:
+            raise GraphError(problems)
+
+    def _names(self) -> Iterator[Problem]:
+        for phase, names in self.phases.items():
+            if phase not in PHASES:
+                yield Problem(f"flow.{phase}", "no such phase.", nearest(phase, PHASES))
+            for name in names:
+                if name not in self.nodes:
+                    yield Problem(
+                        f"flow.{phase}", f"no stage named '{name}'.", nearest(name, self.nodes)
+                    )
+
+    def _repeats(self) -> Iterator[Problem]:
+        for phase, names in self.phases.items():
+            for name in sorted({name for name in names if names.count(name) > 1}):
+                yield Problem(f"flow.{phase}", f"stage '{name}' is there twice.", "Leave one out.")
+
+    def _fields(self) -> Iterator[Problem]:
+        for node in dict(self.steps_by_name()).values():
+            for verb, names in (("reads", node.reads), ("writes", node.writes)):
+                for name in sorted(names - set(self.fields)):
+                    what = f"{verb} '{name}', which is no field of a sequence."
+                    yield Problem(f"stage '{node.name}'", what, nearest(name, self.fields))
+
+    def steps_by_name(self) -> list[tuple[str, Node]]:
+        """(name, stage) of all stages in use; a stage in two phases is there twice."""
+        return [(node.name, node) for _, node in self.steps()]
+
+    def _threads(self) -> Iterator[Problem]:
+        for phase, node in self.steps():
+            if node.thread not in THREADS[phase]:
+                allowed = " or ".join(THREADS[phase])
+                what = f"runs on the '{node.thread}' thread, but {phase} runs on {allowed}."
+                yield Problem(f"stage '{node.name}' ({phase})", what, "Move it to another phase.")
+
+    def _reads(self) -> Iterator[Problem]:
+        steps = self.steps()
+        for index, (phase, node) in enumerate(steps):
+            earlier = {name for _, other in steps[:index] for name in other.writes}
+            for name in sorted(node.reads & set(self.fields) - earlier - self.given - node.writes):
+                later = [
+                    other.name
+                    for p, other in steps[index + 1 :]
+                    if p == phase and name in other.writes
+                ]
+                if later:
+                    yield _misordered(node, phase, name, later[0])
+                elif name not in self.optional:
+                    what = f"reads '{name}', but nothing before it gives it a first value."
+                    yield Problem(
+                        f"stage '{node.name}' ({phase})",
+                        what,
+                        f"Put a stage that writes '{name}' before it.",
+                    )
+
+    def _writers(self) -> Iterator[Problem]:
+        for phase in PHASES:
+            nodes = dict.fromkeys(node.name for p, node in self.steps() if p == phase)
+            for first, second in combinations([self.nodes[name] for name in nodes], 2):
+                blind = (first.writes - first.reads) & (second.writes - second.reads)
+                for name in sorted(blind):
+                    what = f"'{first.name}' and '{second.name}' both write '{name}' without reading it."
+                    yield Problem(
+                        f"flow.{phase}", what, "The first value would be lost: leave one out."
+                    )
+
+    def _needs(self, suggest: Suggest) -> Iterator[Problem]:
+        stages = dict(self.steps_by_name()).values()
+        wants = [(f"stage '{node.name}'", node.needs) for node in stages]
+        wants += [(f"{group}={offer.choice}", offer.needs) for group, offer in self.offers.items()]
+        for who, needs in wants:
+            for group, abilities in needs.items():
+                yield from self._need(who, group, frozenset(abilities), suggest)
+
+    def _need(
+        self, who: str, group: str, abilities: frozenset[str], suggest: Suggest
+    ) -> Iterator[Problem]:
+        offer = self.offers.get(group)
+        if offer is None:
+            yield Problem(who, f"needs a {group}, and there is none.", nearest(group, self.offers))
+        elif missing := abilities - offer.can:
+            can = f"can only {_words(offer.can)}" if offer.can else "can do nothing of the kind"
+            what = f"needs {group} to {_words(missing)}, but {group}={offer.choice} {can}."
+            better = [
+                f"{group}={name}" for name in suggest(group, abilities) if name != offer.choice
+            ]
+            hint = (
+                f"Choose {' or '.join(better)}."
+                if better
+                else "No option can: choose another flow."
+            )
+            yield Problem(who, what, hint)
+
+    def _idle_drafter(self) -> Iterator[Problem]:
+        drafter = self.offers.get("drafter")
+        proposes = any("proposal" in node.writes for _, node in self.steps())
+        if drafter and drafter.choice != "none" and not proposes:
+            what = f"no stage drafts, so drafter={drafter.choice} would do nothing."
+            yield Problem("flow", what, "Choose flow=speculative or drafter=none.")
+
+    def _no_model(self) -> Iterator[Problem]:
+        model = self.offers.get("model")
+        if model and model.choice == "none":
+            yield Problem("model", "somebody has to answer.", "Choose one: headrace list model")
+
+    def edges(self) -> tuple[Edge, ...]:
+        """Who hands which fields to whom; a loop's last writer reaches back to its first readers."""
+        found: dict[tuple[tuple[str, str], tuple[str, str]], list[str]] = {}
+        for index, (phase, node) in enumerate(self.steps()):
+            for name in sorted(node.reads):
+                for source in self._sources(index, phase, name):
+                    found.setdefault((source, (phase, node.name)), []).append(name)
+        return tuple(
+            Edge(source, target, tuple(names)) for (source, target), names in found.items()
+        )
+
+    def _sources(self, index: int, phase: str, name: str) -> list[tuple[str, str]]:
+        steps = [(p, node.name, name in node.writes) for p, node in self.steps()]
+        earlier = [(p, n) for p, n, writes in steps[:index] if writes][-1:]
+        if phase not in LOOPS or (earlier and earlier[0][0] == phase):
+            return earlier
+        return (
+            earlier + [(p, n) for p, n, writes in steps[index + 1 :] if writes and p == phase][-1:]
+        )
+
+
+def _misordered(node: Node, phase: str, name: str, later: str) -> Problem:
+    what = f"reads '{name}', but it is first written by '{later}', which runs after it."
+    hint = f"Put '{later}' before '{node.name}' in flow.{phase}."
+    return Problem(f"stage '{node.name}' ({phase})", what, hint)
+
+
+def _words(abilities: Collection[str]) -> str:
+    return " and ".join(sorted(abilities))

@@ -1,0 +1,95 @@
+"""What is typed after a recipe: `group=option`, `key.path=value`, `~key.path`.
+
+Values follow Hydra's grammar (numbers, lists, mappings, quotes). What the grammar cannot read is
+kept as text, since most of it is text: paths with `=`, `(`, `%`, `#`, commas or accents just work
+where a text is wanted, and elsewhere the constructor check says what was wanted instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.errors import Problem, nearest
+
+KEY = re.compile(r"(?P<sign>~|\+\+|\+)?(?P<key>[\w$./@:-]+)")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An option for a group; `option` is whatever was typed, checked by `compose`."""
+
+    key: str
+    option: Any
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value for a path; `text` is what was typed unless it was quoted or a list or mapping."""
+
+    path: str
+    value: Any
+    text: str | None
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A setting to be left to its constructor's default."""
+
+    path: str
+
+
+Override = Choice | Value | Removal
+Read = Callable[[str], tuple[Any, str | None]]
+
+
+def parse(overrides: Sequence[str], groups: Sequence[str], read: Read) -> list[Override | Problem]:
+    """Read all overrides; each that cannot be understood becomes a problem in its place.
+
+    `groups` are all keys that take an option; `model@draft_model` may also be typed `draft_model`.
+    `read` gives a typed value and, where a text may still be wanted, the text as typed.
+    """
+    names = {key: key for key in groups} | {
+        key.partition("@")[2]: key for key in groups if "@" in key
+    }
+    return [_parse(text, names, read) for text in overrides]
+
+
+def _parse(text: str, groups: Mapping[str, str], read: Read) -> Override | Problem:
+    left, equals, raw = text.partition("=")
+    match = KEY.fullmatch(left.strip())
+    if not match or ".." in left:
+        return Problem(text, "is not an override.", "Type key=value or group=option.")
+    key = match["key"]
+    group = groups.get(key) or groups.get(key.replace(".", "/"))
+    if match["sign"] == "~":
+        return (
+            Problem(text, "a group is never taken away.", f"Try: {key}=none")
+            if group
+            else Removal(key)
+        )
+    if not equals:
+        hint = f"Type {key}=VALUE. {nearest(key, groups)}"
+        return Problem(text, "is not an override.", hint.strip())
+    value, typed = read(raw)
+    if group:
+        return Choice(group, _option(value, typed))
+    return Value(key, value, typed) if "." in key else _no_group(key, groups)
+
+
+def _no_group(key: str, groups: Mapping[str, str]) -> Problem:
+    names = ", ".join(name for name in groups if "/" not in name and "@" not in name)
+    return Problem(
+        key, "no such group or setting.", f"{nearest(key, groups)} Groups: {names}.".strip()
+    )
+
+
+def _option(value: Any, typed: str | None) -> Any:
+    """An option's name as typed; lists stay lists; null and mappings are no names."""
+    if isinstance(value, list):
+        return [str(item) for item in value]
+    if value is None or isinstance(value, dict):
+        return None
+    return str(value) if typed is None else typed

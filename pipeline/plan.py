@@ -1,0 +1,278 @@
+"""From a plain dict to a plan: every key judged by the constructor that takes it.
+
+All problems are reported at once, those of composing included. Classes are imported, nothing is
+made; a `_target_` outside the allowed prefixes is not even imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+
+from pipeline import types as protocols
+from pipeline.errors import ConfigError, Problem, nearest
+from pipeline.graph import PHASES
+from pipeline.signature import MISSING, MisfitError, Signature, fit, signature, wanted
+
+if TYPE_CHECKING:
+    from pipeline.compose import Composed
+
+# Groups that make parts, in the order they are opened. The first of a protocol is the one meant by
+# a parameter of another name; other groups of it are asked for by parameter name.
+PARTS: Mapping[str, Any] = {
+    "device": protocols.Device,
+    "model": protocols.Target,
+    "draft_model": protocols.Target,
+    "adapters": protocols.Adapters,
+    "kv": protocols.KVPolicy,
+    "tier": list[protocols.Tier],
+    "constraint": protocols.Constraint,
+    "sampler": protocols.Sampler,
+    "rule": protocols.Rule,
+    "depth": protocols.Depth,
+    "drafter": protocols.Drafter,
+    "scheduler": protocols.Scheduler,
+    "limits": protocols.Limits,
+}
+# Groups of plain settings, and the class of the engine that takes them.
+SETTINGS: Mapping[str, str] = {
+    "server": "pipeline.server.settings.ServerSettings",
+    "telemetry": "pipeline.trace.Telemetry",
+}
+ALLOW_CODE = "HEADRACE_ALLOW_CODE"
+UNSET = "???"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One object to be made: its class, checked settings, and parts nested inside its own node."""
+
+    path: str
+    target: Any  # the class
+    signature: Signature
+    settings: Mapping[str, Any]
+    nested: Mapping[str, Any] = field(default_factory=dict)  # parameter -> Spec or list of Spec
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration in which every key is known and every value fits."""
+
+    composed: Composed
+    config: Mapping[str, Any]  # as composed, with the final types
+    parts: Mapping[str, Any]  # group -> Spec, or list of Spec for a multi-select group
+    stages: Mapping[str, Spec]
+    phases: Mapping[str, tuple[str, ...]]
+    settings: Mapping[str, Spec]
+    made: Mapping[str, Any] = field(default_factory=dict)  # the device, if it had to be first
+
+
+def plan(
+    composed: Composed, *, allow: Iterable[str] = (), first: Callable[[Spec], Any] | None = None
+) -> Plan:
+    """Check the whole configuration; ConfigError lists all problems, compose's included. `first`
+    is called with the device's Spec before any other stages module is imported."""
+    check = _Check(composed, ("stages", *allow, *os.environ.get(ALLOW_CODE, "").split()))
+    config = composed.config
+    device = check.part("device", config.get("device"))
+    ready = first is not None and isinstance(device, Spec) and not check.problems
+    made = {"device": first(device)} if first and ready else {}
+    parts = {"device": device}
+    parts |= {g: check.part(g, config[g]) for g in PARTS if g in config and g != "device"}
+    stages = check.stages(config.get("stage") or {}, config.get("flow") or {})
+    settings = {group: check.settings(group, config.get(group)) for group in SETTINGS}
+    phases = check.phases(config.get("flow") or {})
+    check.parameters({**parts, **{f"stage.{name}": spec for name, spec in stages.items()}})
+    if check.problems:
+        raise ConfigError(check.problems)
+    return Plan(composed, check.typed, parts, stages, phases, settings, made)
+
+
+class _Check:
+    """Collects problems while turning nodes into specs."""
+
+    def __init__(self, composed: Composed, allowed: Sequence[str]):
+        self.problems = list(composed.problems)
+        self.texts, self.allowed = composed.texts, allowed
+        self.typed = _copy(composed.config)
+        self.known_stages = tuple(composed.catalog.options("stage"))
+        self._touched = {problem.where for problem in composed.problems}
+
+    def _problem(self, where: str, what: str, hint: str = "") -> None:
+        self.problems.append(Problem(where, what, hint.strip()))
+
+    def part(self, group: str, node: Any) -> Any:
+        """The group's Spec; a list of them where each option sits under a key of its own."""
+        if get_origin(PARTS.get(group)) is list:
+            named = node if isinstance(node, Mapping) else {}
+            return [self.spec(f"{group}.{key}", value) for key, value in named.items()]
+        return self.spec(group, node)
+
+    def settings(self, group: str, node: Any) -> Spec | None:
+        """A group without `_target_`: its class is the engine's own."""
+        return self.spec(group, {**(node or {}), "_target_": SETTINGS[group]}, ("pipeline",))
+
+    def stages(self, nodes: Mapping[str, Any], flow: Mapping[str, Any]) -> dict[str, Spec]:
+        """Every stage in the flow, and every stage that has settings: those are judged too."""
+        named = [name for names in flow.values() if isinstance(names, list) for name in names]
+        found = {}
+        for name in dict.fromkeys([*map(str, named), *nodes]):
+            node = {"_target_": f"stages.{name}.{_camel(name)}", **(nodes.get(name) or {})}
+            if "_target_" not in (nodes.get(name) or {}) and not _module_exists(f"stages.{name}"):
+                phase = next((p for p, names in flow.items() if name in (names or ())), None)
+                where = f"flow.{phase}" if phase else f"stage.{name}"
+                self._problem(where, f"no stage named '{name}'.", nearest(name, self.known_stages))
+            elif spec := self.spec(f"stage.{name}", node):
+                found[name] = spec
+        return found
+
+    def phases(self, flow: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+        found = {}
+        for phase, names in flow.items():
+            if phase not in PHASES:
+                self._problem(
+                    f"flow.{phase}",
+                    "no such phase.",
+                    f"{nearest(phase, PHASES)} Phases: {', '.join(PHASES)}.",
+                )
+            elif not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                self._problem(f"flow.{phase}", "wants a list of stage names.")
+            else:
+                found[phase] = tuple(names)
+        return found
+
+    def spec(self, path: str, node: Any, allowed: Sequence[str] = ()) -> Spec | None:
+        """Judge one node by its class's constructor."""
+        if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
+            if path not in self._touched:
+                self._problem(
+                    path, "names no class (_target_).", f"Try: headrace list {path.split('.')[0]}"
+                )
+            return None
+        try:
+            target = resolve(node["_target_"], allowed or self.allowed)
+        except ConfigError as error:
+            self.problems += [Problem(f"{path}{p.where}", p.what, p.hint) for p in error.problems]
+            return None
+        takes = signature(target)
+        settings = self._settings(path, node, takes)
+        nested = {
+            key: self._nested(f"{path}.{key}", node[key]) for key in takes.parts if key in node
+        }
+        return Spec(path, target, takes, settings, nested)
+
+    def _nested(self, path: str, node: Any) -> Any:
+        if isinstance(node, Mapping) and "_target_" not in node:
+            return [self.spec(f"{path}.{key}", value) for key, value in node.items()]
+        return self.spec(path, node)
+
+    def _settings(self, path: str, node: Mapping[str, Any], takes: Signature) -> dict[str, Any]:
+        found = {}
+        for key, value in node.items():
+            where = f"{path}.{key}"
+            if key in takes.settings:
+                found[key] = self._fitted(where, value, takes.settings[key].annotation)
+            elif key != "_target_" and key not in takes.parts:
+                self._unknown(where, key, takes)
+        for key, setting in takes.settings.items():
+            if setting.default is MISSING and key not in node:
+                where = f"{path}.{key}"
+                self._problem(
+                    where, f"must be set: wants {wanted(setting.annotation)}.", f"Add {where}=VALUE"
+                )
+        return found
+
+    def _unknown(self, where: str, key: str, takes: Signature) -> None:
+        known = list(takes.settings)
+        names = f"It takes: {', '.join(known)}." if known else "It has no settings."
+        self._problem(where, f"{takes.name} takes no '{key}'.", f"{nearest(key, known)} {names}")
+
+    def _fitted(self, where: str, value: Any, annotation: Any) -> Any:
+        if value == UNSET and where in self._touched:
+            return value
+        try:
+            fitted = fit(value, annotation, self.texts.get(where))
+        except MisfitError as error:
+            self._problem(where, str(error))
+            return value
+        _put(self.typed, where, fitted)
+        return fitted
+
+    def parameters(self, specs: Mapping[str, Any]) -> None:
+        """Every positional parameter of every class must have somebody to fill it."""
+        for spec in _flat(specs.values()):
+            for name, annotation in spec.signature.parts.items():
+                if name not in spec.nested and source(name, annotation) is None:
+                    what = f"{spec.signature.name} wants '{name}' ({wanted(annotation)}), which no group makes."
+                    self._problem(spec.path, what, f"Groups: {', '.join(PARTS)}.")
+
+
+def resolve(target: str, allowed: Sequence[str]) -> type:
+    """The class a `_target_` names, if it lives under an allowed prefix; else ConfigError, whose
+    problem's `where` is to be put after the node's path."""
+    module_name, _, name = target.rpartition(".")
+    if not any(target.startswith(f"{prefix}.") for prefix in allowed):
+        hint = f"If you trust that code: --allow-code {target.split('.')[0]}"
+        _refuse(f"target '{target}' is outside of {', '.join(f'{p}.*' for p in allowed)}.", hint)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        missing = getattr(error, "name", None)
+        ours = missing and module_name.startswith(missing)
+        hint = "" if ours else "Is headrace installed with its extras (pip install headrace)?"
+        _refuse(f"cannot import {module_name}: {error}.", hint)
+    found = vars(module).get(name)
+    if not isinstance(found, type) or not any(
+        f"{found.__module__}.".startswith(f"{p}.") for p in allowed
+    ):
+        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
+        _refuse(f"{module_name} has no class '{name}'.", nearest(name, classes))
+    return found
+
+
+def _refuse(what: str, hint: str) -> None:
+    raise ConfigError([Problem("._target_", what, hint)])
+
+
+def source(name: str, annotation: Any) -> str | None:
+    """The group that fills a positional parameter: by name where two groups make its type."""
+    if get_origin(annotation) in (Union, UnionType):
+        annotation = next(arg for arg in get_args(annotation) if arg is not type(None))
+    groups = [group for group, protocol in PARTS.items() if protocol == annotation]
+    return name if name in groups else next(iter(groups), None)
+
+
+def _flat(specs: Iterable[Any]) -> Iterator[Spec]:
+    for spec in specs:
+        if isinstance(spec, Spec):
+            yield spec
+            yield from _flat(spec.nested.values())
+        elif isinstance(spec, list):
+            yield from _flat(spec)
+
+
+def _camel(name: str) -> str:
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
+def _module_exists(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _copy(value: Any) -> Any:
+    return {k: _copy(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+
+
+def _put(tree: dict[str, Any], path: str, value: Any) -> None:
+    *parents, key = path.split(".")
+    for parent in parents:
+        tree = tree[parent]
+    tree[key] = value

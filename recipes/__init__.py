@@ -1,0 +1,1 @@
+"""What people launch: only differences from conf/base.yaml. Data only."""

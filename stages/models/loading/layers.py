@@ -1,0 +1,64 @@
+"""What each layer keeps between forwards, read from the caches that mlx-lm's model makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from pipeline.errors import OpenError
+from pipeline.types import LayerSpec
+
+KINDS = {
+    "KVCache": "full",
+    "ConcatenateKVCache": "full",
+    "RotatingKVCache": "sliding",
+    "ChunkedKVCache": "chunked",
+    "ArraysCache": "recurrent",
+    "MambaCache": "recurrent",
+    "CacheList": "composite",
+}
+
+
+def layer_specs(caches: Sequence[Any]) -> tuple[LayerSpec, ...]:
+    """One a cache. The caches must have seen a token: only then do they know heads and sizes."""
+    return tuple(_spec(index, cache) for index, cache in enumerate(caches))
+
+
+def _spec(index: int, cache: Any) -> LayerSpec:
+    name = type(cache).__name__
+    kind = KINDS.get(name, name.lower())
+    window = 0
+    if kind == "sliding":
+        window = cache.max_size
+        if cache.keep:
+            raise OpenError(f"Layer {index} keeps {cache.keep} sink tokens; that is not supported.")
+    return LayerSpec(kind, window, signature(kind, cache))
+
+
+def signature(kind: str, cache: Any) -> str:
+    """Kind, then heads x size of keys (and values where they differ), then the type:
+    `full:3x64:float32`; for other layers the shape of every array without its row axis."""
+    if kind == "composite":
+        return "composite:" + "+".join(s.signature for s in layer_specs(cache.caches))
+    if (keys := getattr(cache, "keys", None)) is None:
+        arrays = [a for a in _flat(cache.state) if isinstance(a, mx.array)]
+        return f"{kind}:" + "+".join(f"{_times(a.shape[1:])}:{_dtype(a)}" for a in arrays)
+    k, v = keys, cache.values
+    sizes = _times((k.shape[1], k.shape[3]))
+    if v.shape != k.shape:
+        sizes += "+" + _times((v.shape[1], v.shape[3]))
+    return f"{kind}:{sizes}:{_dtype(k)}"
+
+
+def _flat(state: Any) -> list[Any]:
+    return [b for a in state for b in _flat(a)] if isinstance(state, list | tuple) else [state]
+
+
+def _times(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _dtype(array: mx.array) -> str:
+    return str(array.dtype).removeprefix("mlx.core.")

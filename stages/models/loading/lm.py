@@ -1,0 +1,111 @@
+"""The target over an mlx-lm model, shared by every option that loads one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+from pipeline.errors import OpenError
+from pipeline.types import Device, LayerSpec, Sampling, Tokenizer
+from stages.models.loading.layers import layer_specs
+from stages.models.loading.split import SplitModel
+
+
+@dataclass
+class Loaded:
+    """What a loader hands over: an mlx-lm model with its weights, and what is known about it."""
+
+    model: Any  # mlx.nn.Module
+    tokenizer: Tokenizer
+    artifact: str
+    context_len: int
+    eos_ids: frozenset[int]
+    generation: Sampling = field(default_factory=Sampling)
+    notes: list[str] = field(default_factory=list)
+
+
+class MLXTarget:
+    """A `Target` whose `load` gives an mlx-lm model. Attributes are those of the protocol;
+    `notes` are sentences about what was done to the weights and which template is in use."""
+
+    can: frozenset[str] = frozenset()
+    name = ""
+    tokenizer: Tokenizer
+    artifact: str
+    vocab_size: int
+    context_len: int
+    eos_ids: frozenset[int]
+    generation: Sampling
+    specs: tuple[LayerSpec, ...]
+    dtype: str
+    weight_bytes: int
+
+    def __init__(self, device: Device, *, context: int | None, cache_dir: str | None):
+        self.device, self.context, self.cache_dir = device, context, cache_dir
+        self.calls = 0
+        self.notes: list[str] = []
+        self._split: SplitModel | None = None
+
+    def load(self) -> Loaded:
+        """Read the checkpoint; OpenError saying what to install or change."""
+        raise NotImplementedError
+
+    def open(self) -> None:
+        loaded = self.load()
+        self.tokenizer, self.artifact = loaded.tokenizer, loaded.artifact
+        self.eos_ids, self.generation = loaded.eos_ids, loaded.generation
+        self.notes = loaded.notes
+        self.context_len = self._context(loaded.context_len)
+        self._probe(loaded.model)
+        self.calls = 0
+
+    def close(self) -> None:
+        self._split = None
+        mx.clear_cache()
+
+    def hidden(self, tokens_BW: Any, caches: Sequence[Any]) -> Any:
+        assert self._split is not None, f"{self.name} is not open"
+        self.calls += 1
+        return self._split.hidden(tokens_BW, caches)
+
+    def head(self, hidden_BWD: Any) -> Any:
+        assert self._split is not None, f"{self.name} is not open"
+        return self._split.head(hidden_BWD)
+
+    def prefill_chunk(self, prompt_len: int) -> int | None:
+        return None
+
+    def _context(self, own: int) -> int:
+        if self.context is None:
+            return own
+        if not 0 < self.context <= own:
+            raise OpenError(
+                f"context={self.context} is not within 1..{own}, what {self.name} was made for."
+            )
+        return self.context
+
+    def _probe(self, model: Any) -> None:
+        """One token through the model: proves the cut before the head and shows the layers' state."""
+        from mlx.utils import tree_flatten
+        from mlx_lm.models.cache import make_prompt_cache
+
+        split, caches = SplitModel(model), make_prompt_cache(model)
+        self.vocab_size = split.verify(caches, make_prompt_cache(model))
+        self.specs = layer_specs(caches)
+        parameters = [array for _, array in tree_flatten(model.parameters())]
+        self.weight_bytes = sum(array.nbytes for array in parameters)
+        self.dtype = self.specs[0].signature.rsplit(":", 1)[-1] if self.specs else "float32"
+        self._split = split
+
+
+def sampling(config: Mapping[str, Any]) -> Sampling:
+    """A `generation_config.json` as `Sampling`. Values that say nothing stay None; `do_sample:
+    false` means greedy, whatever temperature stands beside it."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    said = {name: config[name] for name in names if config.get(name) is not None}
+    if config.get("do_sample") is False:
+        said["temperature"] = 0.0
+    return Sampling(**said)

@@ -1,0 +1,72 @@
+"""Small random checkpoints of any family, written and loaded in the real layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import OpenError, nearest
+from pipeline.identity import digest
+from pipeline.types import Device
+from stages.models.loading.families import COMMON, FAMILIES, Family
+from stages.models.loading.fingerprint import cache_dir
+from stages.models.loading.paths import expand
+from stages.models.local import Local
+
+
+class Tiny(Local):
+    """Written once to a folder named by its settings, then loaded as any local model is."""
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        family: str = "llama",
+        layers: int | None = None,
+        window: int | None = None,
+        seed: int = 0,
+        folder: str | None = None,
+        template: str | None = None,
+        context: int | None = None,
+        name: str | None = None,
+        cache_dir: str | None = None,
+    ):
+        super().__init__(
+            device,
+            path=family,
+            template=template,
+            context=context,
+            name=name or f"tiny-{family}",
+            cache_dir=cache_dir,
+        )
+        self.family, self.layers, self.window, self.seed = family, layers, window, seed
+        self.folder = folder
+
+    def locate(self) -> Path:
+        from stages.models.loading.checkpoint import VERSION, write
+
+        family, config = self._config()
+        key = digest({"config": config, "seed": self.seed, "version": VERSION})
+        home = expand(self.folder) if self.folder else cache_dir(self.cache_dir) / "tiny"
+        place = home / f"{self.family}-{key[:12]}"
+        if not place.exists():
+            write(place, family.module, config, self.seed)
+        return place
+
+    def _config(self) -> tuple[Family, dict[str, Any]]:
+        if (family := FAMILIES.get(self.family)) is None:
+            hint = nearest(self.family, FAMILIES)
+            raise OpenError(f"model.family={self.family} is not one of {sorted(FAMILIES)}. {hint}")
+        config = {**COMMON, **family.config, "model_type": family.module}
+        if self.layers is not None:
+            config["num_hidden_layers"] = self._at_least(self.layers, family.min_layers)
+        if self.window is not None:
+            if not family.window:
+                raise OpenError(f"model.window: family {self.family} has no sliding window.")
+            config[family.window] = self.window
+        return family, config
+
+    def _at_least(self, layers: int, least: int) -> int:
+        if layers < least:
+            raise OpenError(f"model.layers={layers}: family {self.family} needs {least} or more.")
+        return layers

@@ -1,0 +1,174 @@
+"""Every option of the group `model` that needs no installed weights keeps the Target contract."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from pipeline.errors import OpenError
+from stages.models.fake import Fake
+from stages.models.loading.families import FAMILIES
+from stages.models.tiny import Tiny
+
+
+@dataclass
+class Cpu:
+    """The only part a target takes."""
+
+    weights: str = "float32"
+    kind: str = "cpu"
+    can: frozenset[str] = frozenset()
+
+    def open(self) -> None: ...
+    def close(self) -> None: ...
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+
+MAKERS = {f"tiny-{family}": (Tiny, {"family": family}) for family in FAMILIES}
+MAKERS |= {"fake": (Fake, {}), "fake-layers": (Fake, {"layers": 2})}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module", params=sorted(MAKERS))
+def target(request, folder):
+    maker, settings = MAKERS[request.param]
+    if maker is Tiny:
+        settings = settings | {"cache_dir": folder}
+    part = maker(Cpu(), **settings)
+    part.open()
+    yield part
+    part.close()
+    part.close()
+
+
+def caches(target):
+    """mlx-lm's own caches: what the layer specs were read from."""
+    from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+    kinds = {"full": lambda s: KVCache(), "sliding": lambda s: RotatingKVCache(max_size=s.window)}
+    return [kinds[spec.kind](spec) for spec in target.specs]
+
+
+def test_attributes(target):
+    assert target.name and len(target.artifact) == 32
+    assert target.vocab_size > 200 and target.context_len > 1000
+    assert target.eos_ids and max(target.eos_ids) < target.vocab_size
+    assert target.dtype == "float32"
+    assert target.prefill_chunk(1000) is None
+    for spec in target.specs:
+        assert spec.signature.startswith(spec.kind + ":") and spec.signature.endswith(":float32")
+        assert (spec.window > 0) == (spec.kind == "sliding")
+
+
+def test_shapes_and_calls(target):
+    before, tokens = target.calls, mx.array([[5, 6, 7]])
+    scores = target.head(target.hidden(tokens, caches(target)))
+    assert scores.shape == (1, 3, target.vocab_size) and scores.dtype == mx.float32
+    assert target.calls == before + 1
+    target.head(target.hidden(tokens, caches(target))[:, -1:])
+    assert target.calls == before + 2
+
+
+def test_one_by_one_equals_at_once(target):
+    ids = target.tokenizer.encode("the cat sat on the mat, and then it ran")
+    whole = target.head(target.hidden(mx.array([ids]), caches(target)))
+    state, steps = caches(target), []
+    for token in ids:
+        steps.append(target.head(target.hidden(mx.array([[token]]), state)))
+    assert mx.allclose(whole, mx.concatenate(steps, axis=1), atol=2e-4)
+
+
+def greedy(target, text, count=48):
+    ids, state, out = target.tokenizer.encode(text), caches(target), []
+    tokens = mx.array([ids])
+    for _ in range(count):
+        scores = target.head(target.hidden(tokens, state)[:, -1:])
+        out.append(int(scores[0, -1].argmax().item()))
+        tokens = mx.array([out[-1:]])
+    return out
+
+
+def test_greedy_text_is_not_degenerate(target):
+    one, two = greedy(target, "Hello there"), greedy(target, "Hello where?")
+    assert len(set(one)) > 12 and not target.eos_ids & {*one, *two}
+    assert one != two
+
+
+def test_a_second_opening_is_the_same_model(target, folder):
+    maker, settings = next(
+        MAKERS[key] for key in MAKERS if MAKERS[key][0] is type(target)
+        and MAKERS[key][1].get("family", "") == getattr(target, "family", "")
+        and MAKERS[key][1].get("layers", 0) == (getattr(target, "layers", 0) or 0)
+    )  # fmt: skip
+    extra = {"cache_dir": folder} if maker is Tiny else {}
+    again = maker(Cpu(), **settings, **extra)
+    again.open()
+    assert again.artifact == target.artifact
+    assert again.tokenizer.identity == target.tokenizer.identity
+    assert greedy(again, "Hello there", 8) == greedy(target, "Hello there", 8)
+
+
+def test_context_setting(folder):
+    small = Tiny(Cpu(), context=64, cache_dir=folder)
+    small.open()
+    assert small.context_len == 64
+    with pytest.raises(OpenError, match=r"context=100000 is not within 1\.\.4096"):
+        Tiny(Cpu(), context=100000, cache_dir=folder).open()
+
+
+def test_fake_sees_lost_moved_and_foreign_tokens():
+    fake = Fake(Cpu(), layers=1)
+    fake.open()
+
+    def last(ids):
+        hidden = fake.hidden(mx.array([ids]), caches(fake))
+        return int(hidden[0, -1, 0].item())
+
+    right = last([10, 20, 30, 40])
+    assert right != last([10, 30, 40]) and right != last([20, 10, 30, 40])
+    assert right != last([11, 20, 30, 40]) and right != last([10, 20, 20, 30, 40])
+
+
+def test_fake_eos_and_delay():
+    fake = Fake(Cpu(), eos_every=2)
+    fake.open()
+    assert greedy(fake, "a b", 30).count(257) > 0
+    with pytest.raises(OpenError, match="vocab_size=10"):
+        Fake(Cpu(), vocab_size=10).open()
+
+
+def test_fake_with_a_large_vocabulary():
+    fake = Fake(Cpu(), vocab_size=1000)
+    fake.open()
+    assert fake.head(fake.hidden(mx.array([[999, 3]]), [])).shape == (1, 2, 1000)
+    assert max(greedy(fake, "abc", 20)) < 256
+
+
+def test_tiny_settings(folder):
+    part = Tiny(Cpu(), family="gemma3", layers=3, window=7, cache_dir=folder)
+    part.open()
+    assert [(spec.kind, spec.window) for spec in part.specs] == [("sliding", 7)] * 2 + [("full", 0)]
+    other = Tiny(Cpu(), family="gemma3", layers=3, window=7, seed=1, cache_dir=folder)
+    other.open()
+    assert other.artifact != part.artifact
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"family": "lama"}, "model.family=lama is not one of .* Did you mean 'llama'"),
+        ({"family": "llama", "window": 5}, "family llama has no sliding window"),
+        ({"family": "gemma3", "layers": 2}, "model.layers=2: family gemma3 needs 3 or more"),
+    ],
+)
+def test_tiny_refuses(settings, message, folder):
+    with pytest.raises(OpenError, match=message):
+        Tiny(Cpu(), **settings, cache_dir=folder).open()

@@ -1,0 +1,168 @@
+"""The real engine on recipe `fake` behind the real server, driven by the official client."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+
+import pipeline
+from pipeline.engine import Engine
+from pipeline.server.run import serve_in_thread
+from pipeline.server.settings import ServerSettings
+
+CONTEXT = 400
+ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "seed": 5}
+OVERRIDES = ("model.context=400", "model.layers=1", "model.delay_ms=2", "limits.max_rows=4")
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[tuple[Engine, str]]:
+    with (
+        pipeline.load("fake", *OVERRIDES) as engine,
+        serve_in_thread(engine, ServerSettings(keepalive_s=0.5)) as base,
+    ):
+        yield engine, base
+
+
+@pytest.fixture
+def client(real: tuple[Engine, str]) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=real[1] + "/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def said(client: openai.OpenAI, **more: Any) -> str:
+    chunks = client.chat.completions.create(**{**ASK, **more}, stream=True)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+def prompts(word: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": word}]
+
+
+def test_stream_equals_whole_equals_generate(real, client):
+    reply = client.chat.completions.create(**ASK, max_tokens=30)
+    text = reply.choices[0].message.content
+    assert len(text) == 30
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.usage.completion_tokens == 30
+    assert said(client, max_tokens=30) == text
+    assert real[0].generate("hi", max_tokens=30, seed=5)["text"] == text
+
+
+def test_the_second_request_reports_cached_tokens(client):
+    messages = prompts("a longer prompt " * 8)
+    first = client.chat.completions.create(**{**ASK, "messages": messages}, max_tokens=2)
+    second = client.chat.completions.create(**{**ASK, "messages": messages}, max_tokens=2)
+    assert second.usage.prompt_tokens == first.usage.prompt_tokens
+    assert second.usage.prompt_tokens_details.cached_tokens > 50
+    assert second.choices[0].message.content == first.choices[0].message.content
+
+
+def test_a_stop_string_never_leaks(client):
+    text = said(client, max_tokens=30)
+    assert said(client, max_tokens=30, stop=text[10:13]) == text[:10]
+    reply = client.chat.completions.create(**ASK, max_tokens=30, stop=[text[20:22], text[10:13]])
+    assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == (text[:10], "stop")
+
+
+def test_logprobs_match_the_answer(client):
+    reply = client.chat.completions.create(**ASK, max_tokens=12, logprobs=True, top_logprobs=3)
+    entries = reply.choices[0].logprobs.content
+    text = reply.choices[0].message.content
+    assert b"".join(bytes(entry.bytes) for entry in entries).decode() == text
+    assert all(entry.top_logprobs[0].logprob >= entry.logprob for entry in entries)
+    old = client.completions.create(model="m", prompt="ab", max_tokens=6, logprobs=2, seed=1)
+    form = old.choices[0].logprobs
+    assert "".join(form.tokens) == old.choices[0].text
+    assert form.text_offset == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_prompt_over_the_context(client, stream, chat):
+    with pytest.raises(openai.BadRequestError) as caught:
+        if chat:
+            client.chat.completions.create(
+                model="m", messages=prompts("x" * CONTEXT), stream=stream
+            )
+        else:
+            client.completions.create(model="m", prompt="x" * CONTEXT, stream=stream)
+    assert caught.value.code == "context_length_exceeded"
+    assert str(CONTEXT) in caught.value.message
+
+
+def test_max_tokens_is_clamped_to_the_room(client):
+    reply = client.completions.create(model="m", prompt="x" * (CONTEXT - 3), max_tokens=5000)
+    assert (reply.choices[0].finish_reason, reply.usage.completion_tokens) == ("length", 3)
+    empty = client.completions.create(model="m", prompt="x", max_tokens=0)
+    assert (empty.choices[0].text, empty.choices[0].finish_reason) == ("", "length")
+    assert empty.usage.completion_tokens == 0
+
+
+def test_every_client_gets_what_it_gets_alone(client):
+    asks = [{"messages": prompts(f"number {i}"), "max_tokens": 10 + i} for i in range(8)]
+    alone = [said(client, **ask) for ask in asks]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda ask: said(client, **ask), asks * 2)) == alone * 2
+
+
+@pytest.mark.parametrize("read", [0, 1, 600])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_row(real, client, script, read, stream):
+    engine, base = real
+    body = json.dumps({**ASK, "stream": stream}).encode()
+    host, port = urlsplit(base).netloc.split(":")
+    alone = said(client, max_tokens=40)
+    with socket.create_connection((host, int(port)), timeout=5) as sock:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        sock.sendall(head.encode() + body)
+        script.eventually(lambda: engine.stats()["rows"]["active"] == 1)
+        got = 0
+        while stream and got < read:
+            got += len(sock.recv(4096))
+    assert said(client, max_tokens=40) == alone
+    script.eventually(lambda: engine.stats()["rows"]["open_requests"] == 0)
+
+
+def test_clients_that_leave_the_queue(real, client, script):
+    engine, base = real
+    address = urlsplit(base).netloc.split(":")
+    body = json.dumps(ASK).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    sockets = [socket.create_connection((address[0], int(address[1]))) for _ in range(8)]
+    for sock in sockets:
+        sock.sendall(head.encode() + body)
+    script.eventually(lambda: engine.stats()["rows"]["waiting"] == 4)
+    for sock in reversed(sockets):
+        sock.close()
+    assert len(said(client, max_tokens=5)) == 5
+    script.eventually(lambda: engine.stats()["rows"]["open_requests"] == 0)
+
+
+def test_bad_input_leaves_running_answers_alone(real, client, script):
+    alone = said(client, max_tokens=60)
+    raw = script.Raw(real[1])
+    bad: list[Any] = [b"{", {"messages": []}, {**ASK, "temperature": -1}, {**ASK, "stop": ""}]
+    bad += [{"messages": prompts("\ud800\0")}, {"messages": prompts("x" * 900)}]
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(said, client, max_tokens=60)
+        statuses = [raw.post("/v1/chat/completions", body)[0] for body in bad]
+        assert running.result() == alone
+    assert statuses == [400, 400, 400, 400, 200, 400]
+
+
+def test_status_of_a_real_engine(real, script):
+    raw = script.Raw(real[1])
+    health = json.loads(raw.call("GET", "/health")[2])
+    assert health["status"] == "ok"
+    assert "blas" in health["device"]
+    stats = json.loads(raw.call("GET", "/stats")[2])
+    assert stats["rows"]["max"] == 4
+    assert b"headrace_engine_rows_waiting" in raw.call("GET", "/metrics")[2]
