@@ -65,7 +65,7 @@ def prepare(folder: Path, device: Device) -> None:
     partial.mkdir(parents=True)
     _write(partial / "config.json", config | facts | ids)
     _write(partial / "tokenizer_config.json", _tokenizer_config(words, tokens.template))
-    tokens.backend.save(str(partial / "tokenizer.json"))
+    tokens.save(partial / "tokenizer.json")
     _weights(partial / "model.safetensors", arch, config, file)
     partial.rename(folder)
 

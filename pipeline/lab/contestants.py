@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -125,6 +126,15 @@ class Field:
                 one.start()
                 one.wait()
         return [self._running[name] for name in names]
+
+    def facts(self) -> dict[str, str]:
+        """The BLAS that each of ours says it has."""
+        found = {}
+        for name, one in self._running.items():
+            device = json.loads(get(one.port, "/health")).get("device", {})
+            if device:
+                found[name] = f"{device['blas']} {device['kernels']}, {device['threads']} threads"
+        return found
 
     def dismiss(self, *names: str) -> None:
         for name in names:

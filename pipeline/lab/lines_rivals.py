@@ -39,10 +39,11 @@ def compare(
 
 def agreement(ours: Sequence[Reply], theirs: Sequence[Reply]) -> str:
     """The same weights should say the same; where not, where it begins."""
-    for index, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
-        if mine.text != other.text:
-            at = same_start(mine.text, other.text)
-            here, there = mine.text[at : at + 12], other.text[at : at + 12]
+    for index, replies in enumerate(zip(ours, theirs, strict=True)):
+        mine, other = (reply.text.lstrip() for reply in replies)  # mlx-lm drops a leading space
+        if mine != other:
+            at = same_start(mine, other)
+            here, there = mine[at : at + 12], other[at : at + 12]
             return f"stream {index + 1} differs at character {at}: {here!r} / {there!r}"
     return "same text"
 
