@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ import yaml
 
 from pipeline.errors import ConfigError, Problem, nearest
 
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where PyYAML has it
 ALWAYS = "stage"  # the one group nobody chooses from: every file in it is loaded
 
 
@@ -32,18 +34,30 @@ def load_yaml(path: Path) -> Any:
         raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from None
 
 
-class _UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class _UniqueKeys(_Loader):
     """PyYAML lets the last of two equal keys win in silence; a recipe must not."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if key in seen:
                 text = f"the key {key!r} is there twice"
                 raise yaml.constructor.ConstructorError(None, None, text, key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 reads 1e-3 as text and 2026-01-01 as a date: numbers are numbers here, dates are text.
+_UniqueKeys.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
+    for first, found in _UniqueKeys.yaml_implicit_resolvers.items()
+}
+_UniqueKeys.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
 
 
 def first_comment(path: Path) -> str:

@@ -225,7 +225,9 @@ def _quoted_url(folder: Path) -> str:
 
 
 def _listed(option: Any) -> str:
-    return f"[{','.join(map(str, option))}]" if isinstance(option, list) else str(option)
+    return (
+        f"[{','.join(map(str, option or ['none']))}]" if isinstance(option, list) else str(option)
+    )
 
 
 def _first_lines(error: BaseException) -> str:
@@ -327,7 +329,7 @@ def _resolved(node: Any, key: Any, path: str, draft: _Draft) -> Any:
                 f"{reference} is a whole part; parts are shared by constructors, not by reference."
             )
             draft.problems.append(Problem(path, what))
-        return {k: _resolved(value, k, f"{path}.{k}", draft) for k in value}
+        return {k: _resolved(value, k, f"{path}.{k!s}", draft) for k in value}
     if isinstance(value, ListConfig):
         return [_resolved(value, i, f"{path}.{i}", draft) for i in range(len(value))]
     return value

@@ -71,7 +71,7 @@ def _parse(text: str, groups: Mapping[str, str], read: Read) -> Override | Probl
             else Removal(key)
         )
     if not equals:
-        hint = f"Type {key}=VALUE. {nearest(key, groups)}"
+        hint = f"Type {key}=VALUE. {'' if '.' in key else nearest(key, groups)}"
         return Problem(text, "is not an override.", hint.strip())
     value, typed = read(raw)
     if group:

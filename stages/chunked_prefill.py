@@ -60,6 +60,7 @@ class ChunkedPrefill:
         hidden_BWD = self.target.hidden(round.tokens_BW, round.caches)
         last = self._last_scores(batch, goals, width, hidden_BWD)
         round.launch(*last)
+        self.target.calls += 1
         round.wait()
         round.resolve([width] * len(chunks))
         batch.draft_rows.prefill(chunks, hidden_BWD)

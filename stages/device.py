@@ -101,7 +101,10 @@ class Device:
         self.kind = kind
 
     def close(self) -> None:
-        """Nothing to give back: a loaded library stays for the life of the process."""
+        """End this thread's MLX streams; left to the thread's own end they abort the process now
+        and then (mlx 0.32.4, "terminate called"). A loaded library stays for the process's life."""
+        if "mlx.core" in sys.modules:
+            sys.modules["mlx.core"].clear_streams()
 
     def _fast_products(self) -> blases.Blas:
         if self.blas != "none" and (found := blases.loaded()) is not None:

@@ -34,6 +34,7 @@ class Verify:
             batch.round, logits_BWV = self._forward(batch, batch.rows.begin(windows))
         scores = Scores(logits_BWV)
         batch.round.launch(scores.device)
+        self.target.calls += 1
         for row, sequence in enumerate(batch.sequences):
             sequence.scores = WindowScores(scores, row, batch.round.columns(row))
         if plain and self.build_ahead:
@@ -45,7 +46,6 @@ class Verify:
         round, logits_BWV = batch.ahead
         batch.ahead = None
         round.feed([window[0] for window in windows])
-        self.target.calls += 1
         return round, logits_BWV
 
     def _forward(self, batch: Batch, round: Round) -> tuple[Round, Any]:

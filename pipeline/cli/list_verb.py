@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
 from pipeline.catalog import ALWAYS, Catalog, first_comment, package_folder, recipes
 from pipeline.errors import ConfigError, Problem, nearest
@@ -39,10 +40,8 @@ def _group(catalog: Catalog, key: str, chosen: object) -> str:
     )
 
 
-def _line(name: str, path: object, chosen: bool = False) -> str:
-    from pathlib import Path
-
-    return f"  {'*' if chosen else ' '} {name:<20}{first_comment(Path(str(path)))}"
+def _line(name: str, path: Path, chosen: bool = False) -> str:
+    return f"  {'*' if chosen else ' '} {name:<20}{first_comment(path)}"
 
 
 def describe_group(catalog: Catalog, group: str) -> str:

@@ -6,13 +6,14 @@ U+FFFD, and a number that is not finite (NaN, Infinity, 1e309) is a 400 naming i
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import math
 import re
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anyio
 from starlette.requests import Request
 
 from pipeline.errors import RequestError
@@ -49,11 +50,12 @@ async def _read(request: Request, limit: int) -> bytes:
 async def _discard(stream: AsyncIterator[bytes], limit: int) -> None:
     """Swallow some of the rest: a client that still writes would lose the reply to a reset."""
     left = 4 * limit
-    with anyio.move_on_after(_DISCARD_S):
-        async for chunk in stream:
-            left -= len(chunk)
-            if left < 0:
-                return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_S):
+            async for chunk in stream:
+                left -= len(chunk)
+                if left < 0:
+                    return
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

@@ -75,6 +75,7 @@ def _server(engine: ServedEngine, settings: ServerSettings) -> _Server:
         lifespan="off",
         ws="none",
         log_config=None,
+        log_level="warning",
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=max(1, round(settings.shutdown_s)),
@@ -84,7 +85,8 @@ def _server(engine: ServedEngine, settings: ServerSettings) -> _Server:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # With the protocol left open asyncio would not switch Nagle's delay off: 40 ms a reply.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))

@@ -102,10 +102,10 @@ class Target(Part, Protocol):
     specs: tuple[LayerSpec, ...]  # one a layer that keeps state
     dtype: str
     weight_bytes: int
-    calls: int  # forwards so far; tests count it
+    calls: int  # forwards launched so far; whoever launches one adds it, and tests count them
 
     def hidden(self, tokens_BW: Any, caches: Seq[Any]) -> Any:
-        """hidden_BWD after the last norm. Adds one to `calls`. Lazy."""
+        """hidden_BWD after the last norm. Lazy."""
         ...
 
     def head(self, hidden_BWD: Any) -> Any:

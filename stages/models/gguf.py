@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,13 @@ class Gguf(MLXTarget):
         file = read(self.locate())
         arch = _architecture(file)
         config = arch.config(lambda key, default=None: _get(file, key, default))
+        config["vocab_size"] = len(file.metadata.get("tokenizer.ggml.tokens", ()))
+        config["tie_word_embeddings"] = "output.weight" not in file.tensors
         template = template_source(self.template) if self.template else None
-        tokenizer, words = gguf_tokens(file.metadata, template)
-        config |= {"vocab_size": len(words.tokens)}
-        config |= {"tie_word_embeddings": "output.weight" not in file.tensors}
-        model, notes = self._model(file, arch, config)
+        with ThreadPoolExecutor(1) as pool:  # big vocabularies take as long as the weights
+            reading = pool.submit(gguf_tokens, file.metadata, template)
+            model, notes = self._model(file, arch, config)
+            tokenizer, words = reading.result()
         return Loaded(
             model=model,
             tokenizer=tokenizer,

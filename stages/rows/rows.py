@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -15,7 +16,7 @@ import numpy as np
 
 from pipeline.types import LayerSlice, LayerSpec, Segment, State
 from stages.rows.frame import Frame
-from stages.rows.state import layer_range
+from stages.rows.state import layer_range, materialize
 
 
 class Layout(Protocol):
@@ -112,13 +113,7 @@ class LayeredRows:
 
     def capture(self, row: int, tokens: Seq[int], namespace: str, start: int = 0) -> State:
         state = self._state(row, tokens, namespace, start)
-        slices = [layer for layer in state.segments[0].layers if layer is not None] if state.segments else []
-        compact = [{name: mx.contiguous(a) for name, a in layer.arrays.items()} for layer in slices]
-        mx.eval(compact)
-        layers = tuple(LayerSlice(s.first, arrays) for s, arrays in zip(slices, compact, strict=True))
-        return State(
-            state.tokens, namespace, self.specs, (Segment(start, len(state.tokens), layers),)
-        )
+        return replace(state, segments=tuple(map(materialize, state.segments)))
 
     def _state(self, row: int, tokens: Seq[int], namespace: str, start: int) -> State:
         stop = len(tokens)

@@ -87,13 +87,11 @@ def test_logprobs_match_the_answer(client):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_prompt_over_the_context(client, stream, chat):
+    text: Any = "x" * CONTEXT
+    ask: dict[str, Any] = {"messages": prompts(text)} if chat else {"prompt": text}
+    create = client.chat.completions.create if chat else client.completions.create
     with pytest.raises(openai.BadRequestError) as caught:
-        if chat:
-            client.chat.completions.create(
-                model="m", messages=prompts("x" * CONTEXT), stream=stream
-            )
-        else:
-            client.completions.create(model="m", prompt="x" * CONTEXT, stream=stream)
+        create(model="m", stream=stream, **ask)
     assert caught.value.code == "context_length_exceeded"
     assert str(CONTEXT) in caught.value.message
 
@@ -121,7 +119,9 @@ def test_a_client_that_leaves_frees_its_row(real, client, script, read, stream):
     host, port = urlsplit(base).netloc.split(":")
     alone = said(client, max_tokens=40)
     with socket.create_connection((host, int(port)), timeout=5) as sock:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
         sock.sendall(head.encode() + body)
         script.eventually(lambda: engine.stats()["rows"]["active"] == 1)
         got = 0
@@ -166,3 +166,43 @@ def test_status_of_a_real_engine(real, script):
     stats = json.loads(raw.call("GET", "/stats")[2])
     assert stats["rows"]["max"] == 4
     assert b"headrace_engine_rows_waiting" in raw.call("GET", "/metrics")[2]
+
+
+def test_a_base_model_has_no_chats_but_completions(script):
+    with (
+        pipeline.load("fake", "model.template=null") as engine,
+        serve_in_thread(engine, ServerSettings()) as base,
+    ):
+        raw = script.Raw(base)
+        status, _, reply = raw.post("/v1/chat/completions", {**ASK, "stream": True})
+        assert (status, reply["error"]["code"]) == (400, "no_chat_template")
+        assert raw.post("/v1/completions", {"prompt": "ab", "max_tokens": 1})[0] == 200
+
+
+def test_a_full_queue_says_when_to_come_back(script):
+    few = ("limits.max_rows=1", "limits.max_queue=1", "model.delay_ms=5")
+    with (
+        pipeline.load("fake", *few) as engine,
+        serve_in_thread(engine, ServerSettings()) as base,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        raw = script.Raw(base)
+        ask = {**ASK, "max_tokens": 60}
+        running = [pool.submit(raw.post, "/v1/chat/completions", ask) for _ in range(2)]
+        script.eventually(lambda: engine.stats()["rows"]["open_requests"] == 2)
+        status, headers, reply = raw.post("/v1/chat/completions", ask)
+        assert (status, reply["error"]["code"]) == (429, "queue_full")
+        assert int(headers["retry-after"]) >= 1
+        assert [each.result()[0] for each in running] == [200, 200]
+
+
+def test_a_stopped_engine_is_not_ready(script):
+    with pipeline.load("fake") as engine, serve_in_thread(engine, ServerSettings()) as base:
+        raw = script.Raw(base)
+        assert raw.call("GET", "/ready")[0] == 200
+        engine.close()
+        assert raw.call("GET", "/ready")[0] == 503
+        assert raw.call("GET", "/health")[0] == 503
+        assert raw.post("/v1/chat/completions", ASK)[0] == 503
+        assert raw.call("GET", "/metrics")[0] == 200
+        assert raw.call("GET", "/stats")[0] == 200

@@ -164,9 +164,11 @@ def merges_from_scores(tokens: list[str], scores: np.ndarray) -> list[tuple[str,
     for index in ranked:
         token = tokens[index]
         cuts = [
-            (ids[token[:at]], ids[token[at:]])
+            (left, right)
             for at in range(1, len(token))
-            if token[:at] in ids and token[at:] in ids
+            if (left := token[:at]) in ids and (right := token[at:]) in ids
         ]
-        merges += [(tokens[left], tokens[right]) for left, right in sorted(cuts)]
+        if len(cuts) > 1:
+            cuts.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+        merges += cuts
     return merges

@@ -68,7 +68,6 @@ class MLXTarget:
 
     def hidden(self, tokens_BW: Any, caches: Sequence[Any]) -> Any:
         assert self._split is not None, f"{self.name} is not open"
-        self.calls += 1
         return self._split.hidden(tokens_BW, caches)
 
     def head(self, hidden_BWD: Any) -> Any:

@@ -41,7 +41,7 @@ class SplitModel:
 
     def __init__(self, model: nn.Module):
         self.model = model
-        self.owner, name = _owner(model), ""
+        self.owner = _owner(model)
         name = next((n for n in TRUNKS if isinstance(self.owner.get(n), nn.Module)), "")
         if not name:
             raise OpenError(f"{_class(model)} keeps its layers under no name known: {TRUNKS}.")
@@ -65,17 +65,18 @@ class SplitModel:
 
     def verify(self, caches: Sequence[Any], reference: Sequence[Any]) -> int:
         """Run one token both ways; the vocabulary size. Leaves one token in all these caches."""
-        token = mx.zeros((1, 1), mx.int32)
+        token, name = mx.zeros((1, 1), mx.int32), _class(self.model)
         try:
-            split = self.head(self.hidden(token, caches))
+            hidden = self.hidden(token, caches)
+            split = self.head(hidden)
             whole = self.model(token, cache=reference)
         except (AttributeError, TypeError, ValueError) as error:
-            raise OpenError(
-                f"{_class(self.model)} cannot be cut before its head: {error}"
-            ) from error
+            raise OpenError(f"{name} cannot be cut before its head: {error}") from error
+        if split is hidden:
+            raise OpenError(f"{name} computes scores among its layers; it cannot be served.")
         if split.shape != whole.shape or not mx.array_equal(split, whole, equal_nan=True).item():
-            raise OpenError(f"{_class(self.model)} gives other scores when cut before its head.")
-        return whole.shape[-1]
+            raise OpenError(f"{name} gives other scores when cut before its head.")
+        return int(whole.shape[-1])
 
 
 def _owner(model: nn.Module) -> nn.Module:

@@ -1,0 +1,93 @@
+"""Real language models end to end over HTTP: together each client gets what it gets alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+import pytest
+
+import pipeline
+from pipeline.engine import Engine
+from pipeline.server.run import serve_in_thread
+from pipeline.server.settings import ServerSettings
+
+pytestmark = pytest.mark.real
+QUESTIONS = (
+    "Name three rivers of Europe.",
+    "Count from one to twenty in words: one, two,",
+    "Say hello in French, German and Spanish.",
+    "What is the capital of Japan? Answer in one long sentence.",
+)
+
+
+@dataclass
+class Model:
+    """A served model: chats where it has a template (SmolLM2), else completions (Gemma 3 270M)."""
+
+    engine: Engine
+    client: openai.OpenAI
+
+    def ask(self, text: str, **more: Any) -> Any:
+        said = {"model": "m", "temperature": 0, "max_tokens": 16, **more}
+        if not self.engine.target_info["template"]:
+            return self.client.completions.create(prompt=text, **said)
+        messages: Any = [{"role": "user", "content": text}]
+        return self.client.chat.completions.create(messages=messages, **said)
+
+    def stream(self, text: str, **more: Any) -> str:
+        return "".join(map(piece, self.ask(text, stream=True, **more)))
+
+    def leave(self, text: str) -> None:
+        with self.ask(text, stream=True, max_tokens=None) as chunks:
+            for _ in range(3):
+                next(chunks)
+
+
+def piece(chunk: Any) -> str:
+    (choice,) = chunk.choices
+    return (choice.text if hasattr(choice, "text") else choice.delta.content) or ""
+
+
+@pytest.fixture(scope="module", params=["smollm2", "gemma3_270m"])
+def model(request: pytest.FixtureRequest) -> Iterator[Model]:
+    with (
+        pipeline.load(request.param) as engine,
+        serve_in_thread(engine, ServerSettings()) as base,
+        openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield Model(engine, client)
+
+
+def test_four_together_and_one_that_leaves(model, script):
+    alone = [model.stream(question) for question in QUESTIONS]
+    assert len(set(alone)) == 4
+    with ThreadPoolExecutor(5) as pool:
+        leaving = pool.submit(model.leave, QUESTIONS[1] + " Then backwards.")
+        assert list(pool.map(model.stream, QUESTIONS)) == alone
+        leaving.result()
+    script.eventually(lambda: model.engine.stats()["rows"]["open_requests"] == 0, timeout_s=10)
+
+
+def test_a_longer_prompt_reuses_the_shorter(model):
+    text = QUESTIONS[0] + " " + QUESTIONS[3]
+    first = model.ask(text, max_tokens=8)
+    again = model.ask(text + " " + QUESTIONS[2], max_tokens=4)
+    assert again.usage.prompt_tokens > first.usage.prompt_tokens
+    assert again.usage.prompt_tokens_details.cached_tokens >= 10
+    assert again.usage.completion_tokens <= 4
+
+
+def test_stop_and_logprobs(model):
+    whole = model.stream(QUESTIONS[1])
+    stop = whole[5:9]
+    assert model.stream(QUESTIONS[1], stop=[stop]) == whole[: whole.index(stop)]
+    if not model.engine.target_info["template"]:
+        form = model.ask(QUESTIONS[1], logprobs=1).choices[0].logprobs
+        assert "".join(form.tokens) == whole
+    else:
+        entries = model.ask(QUESTIONS[1], logprobs=True).choices[0].logprobs.content
+        assert b"".join(bytes(entry.bytes) for entry in entries).decode() == whole

@@ -1,0 +1,258 @@
+"""From configuration to objects: what is checked, what is made once, what opens and closes when."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import toy_parts
+
+from pipeline.build import build
+from pipeline.catalog import Catalog, first_comment, load_yaml, package_folder
+from pipeline.compose import compose
+from pipeline.errors import ConfigError, GraphError
+from pipeline.plan import PARTS, SETTINGS, plan, resolve, source
+from pipeline.signature import signature
+from pipeline.types import KVPolicy, Target, Tier
+
+CATALOG = Catalog(package_folder("conf"))
+OPTIONS = [(g, name) for g in CATALOG.groups() for name in CATALOG.options(g)]
+NOTED = "toy_parts.Noted"
+
+
+def built(*overrides, recipe="fake", allow=("toy_parts",)):
+    return build(plan(compose(recipe, overrides), allow=allow))
+
+
+def refused(*overrides, recipe="fake", allow=("toy_parts",)):
+    with pytest.raises(ConfigError) as caught:
+        built(*overrides, recipe=recipe, allow=allow)
+    return [str(problem) for problem in caught.value.problems]
+
+
+# --- the options on disk
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS, ids=[f"{g}={o}" for g, o in OPTIONS])
+def test_every_key_of_every_option_is_a_setting_of_its_class(group, option):
+    content = load_yaml(CATALOG.options(group)[option]) or {}
+    for path, node in nodes(group, content):
+        takes = signature(resolve(node.pop("_target_"), ("stages", "pipeline")))
+        assert set(node) <= set(takes.settings), path
+        for name, annotation in takes.parts.items():
+            assert source(name, annotation), f"{path}: nobody makes {name}"
+
+
+def nodes(group, content):
+    """(path, node with a `_target_`) of one option file, wherever its class is named."""
+    if group in SETTINGS:
+        yield group, {**content, "_target_": SETTINGS[group]}
+    elif group == "stage":
+        for name, node in content.items():
+            camel = "".join(word.capitalize() for word in name.split("_"))
+            yield name, {**node, "_target_": f"stages.{name}.{camel}"}
+    elif group in PARTS and "_target_" in content:
+        yield group, dict(content)
+    elif group == "tier":
+        yield from ((key, dict(node)) for key, node in content.items())
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS, ids=[f"{g}={o}" for g, o in OPTIONS])
+def test_every_option_says_what_is_gained_and_so_does_every_knob(group, option):
+    path = CATALOG.options(group)[option]
+    assert first_comment(path).rstrip(")").endswith(".")
+    if option != "small" and (group, option) not in ALIKE:
+        knobs = [x for x in path.read_text().splitlines() if ":" in x and not x.startswith("#")]
+        bare = [x for x in knobs if "#" not in x and not x.endswith(":") and "_target_" not in x]
+        assert [x for x in bare if not x.endswith("{}") and _key(x) not in OBVIOUS] == []
+
+
+ALIKE = {
+    ("sampler", "greedy"),
+    ("telemetry", "quiet"),
+    ("telemetry", "trace"),
+}  # the option is the knob
+OBVIOUS = {"kind", "blas"}
+
+
+def _key(line):
+    return line.split(":")[0].strip()
+
+
+# --- objects
+
+
+def test_a_built_pipeline_has_everything_once():
+    pipeline = built()
+    assert list(pipeline.parts) == list(PARTS)
+    assert pipeline.phases["decode"] == ["draft", "verify", "accept", "detokenize", "commit"]
+    assert list(pipeline.stages)[:2] == ["tokenize", "prefix_lookup"]
+    model = pipeline.parts["model"]
+    assert {id(s.target) for s in pipeline.stages.values() if hasattr(s, "target")} == {id(model)}
+    assert pipeline.parts["tier"][0] is pipeline.stages["prefix_lookup"].tiers[0]
+    assert pipeline.settings["server"].port == 8080
+    assert pipeline.choices["model"] == "fake"
+
+
+def test_parts_by_type_by_name_as_a_list_and_nested():
+    part = built(
+        "drafter._target_=toy_parts.TwoModels", "~drafter.max_ngram", "~drafter.min_ngram", "~drafter.growth",
+        "draft_model=fake", "draft_model.name=small",
+        f"drafter.first={{_target_: {NOTED}, name: mine}}",
+        "drafter.others={a: {_target_: stages.depth.fixed.Fixed, max: 3}}",
+    ).parts["drafter"]  # fmt: skip
+    target, small, tiers, first, others = part.got
+    assert (target.name, small.name, [t.name for t in tiers]) == ("fake", "small", ["ram"])
+    assert (first.name, [other.max for other in others]) == ("mine", [3])
+
+
+def test_who_fills_a_parameter():
+    assert source("target", Target) == "model"
+    assert source("draft_model", Target) == "draft_model"
+    assert source("kv", KVPolicy | None) == "kv"
+    assert source("tiers", list[Tier]) == "tier"
+    assert source("weather", dict) is None
+
+
+# --- what is refused
+
+
+def test_settings_of_every_kind():
+    toy = f"kv._target_={NOTED}"
+    assert refused(toy) == ["kv.name: must be set: wants text. Add kv.name=VALUE"]
+    assert refused(toy, "kv.name=x", "kv.nam=y") == [
+        "kv.nam: Noted takes no 'nam'. Did you mean 'name'? It takes: name, fail."
+    ]
+    assert refused(toy, "kv.name=x", "kv.fail=later")[0] == (
+        "kv.fail: wants one of , open, close, got 'later'."
+    )
+    assert refused("kv.bits=4") == ["kv.bits: Native takes no 'bits'. It has no settings."]
+    grumpy = "kv._target_=toy_parts.Grumpy"
+    assert refused(grumpy, "kv.sizes=[1,x]") == ["kv.sizes: item 1 wants a whole number, got 'x'."]
+    assert refused(grumpy, "kv.size=0") == ["kv.size: wants 1 or more, got 0"]
+    assert refused(grumpy, "kv.size=10") == ["kv: too big altogether"]
+
+
+def test_targets_that_may_not_run():
+    assert refused("kv._target_=os.system", allow=()) == [
+        "kv._target_: target 'os.system' is outside of stages.*. If you trust that code: "
+        "--allow-code os"
+    ]
+    assert (
+        "'toy_parts.Noted' is outside of stages.*" in refused(f"kv._target_={NOTED}", allow=())[0]
+    )
+    assert "has no class 'shell'" in refused("kv._target_=toy_parts.shell")[0]
+    assert "has no class 'Path'" in refused("kv._target_=stages.device.Path")[0]
+    assert "cannot import stages.device.os" in refused("kv._target_=stages.device.os.system")[0]
+    assert "cannot import stages.kv.nativ" in refused("kv._target_=stages.kv.nativ.Native")[0]
+    assert refused("kv._target_=stages.kv.native.Natve") == [
+        "kv._target_: stages.kv.native has no class 'Natve'. Did you mean 'Native'?"
+    ]
+    assert "takes no '_args_'" in refused("kv._args_=[1]")[0]
+
+
+def test_a_target_inside_a_setting_is_only_data():
+    text = refused("model.name={_target_: os.system, command: ls}")
+    assert text[0].startswith("model.name: wants text, got {'_target_': 'os.system'")
+
+
+def test_code_is_allowed_by_the_environment_but_by_no_yaml(monkeypatch):
+    monkeypatch.setenv("HEADRACE_ALLOW_CODE", "other toy_parts.")
+    assert built(f"kv._target_={NOTED}", "kv.name=x", allow=()).parts["kv"].name == "x"
+
+
+def test_stages_and_phases():
+    assert refused("flow.decode=[draft,verfy,accept]", "flow.decde=[draft]", "flow.idle=spill") == [
+        "flow.decode: no stage named 'verfy'. Did you mean 'verify'?",
+        "flow.idle: wants a list of stage names.",
+        "flow.decde: no such phase. Did you mean 'decode'? Phases: admit, prefill, first, decode, "
+        "finish, idle.",
+    ]
+    assert refused("stage.drft.k=3") == ["stage.drft: no stage named 'drft'. Did you mean 'draft'?"]
+    assert refused("stage.draft.k=3") == ["stage.draft.k: Draft takes no 'k'. It has no settings."]
+
+
+def test_a_parameter_that_nobody_fills():
+    assert refused("kv._target_=toy_parts.Orphan")[0].startswith(
+        "kv: Orphan wants 'weather' (settings by name), which no group makes. Groups: device, model"
+    )
+
+
+def test_the_graph_is_checked_and_says_what_to_choose():
+    with pytest.raises(GraphError) as caught:
+        built(
+            "kv._target_=toy_parts.Rotating", "flow.decode=[verify,draft,accept,detokenize,commit]"
+        )
+    text = [str(problem) for problem in caught.value.problems]
+    assert text[0].startswith(
+        "stage 'verify' (decode): reads 'proposal', but it is first written by 'draft'"
+    )
+    assert any("needs kv to rewind" in line for line in text)
+    with pytest.raises(GraphError, match="no stage drafts, so drafter=ngram would do nothing"):
+        built("flow=plain")
+    with pytest.raises(GraphError, match="model: somebody has to answer"):
+        built("model=none")
+
+
+# --- opening and closing
+
+
+@pytest.fixture
+def noted(monkeypatch):
+    """A pipeline whose kv, rule and tier write to a log."""
+    monkeypatch.setattr(toy_parts, "LOG", [])
+
+    def make(**fails):
+        over = [
+            f"{group}={{_target_: {NOTED}, name: {name}, fail: '{fails.get(name, '')}'}}"
+            for group, name in (("tier.one", "one"), ("tier.two", "two"))
+        ]
+        over += [f"rule._target_={NOTED}", "rule.name=rule", f"rule.fail='{fails.get('rule', '')}'"]
+        return built("tier=none", *over), toy_parts.LOG
+
+    return make
+
+
+def test_opening_in_order_and_closing_in_reverse(noted):
+    pipeline, log = noted()
+    pipeline.open()
+    assert log == ["open one", "open two", "open rule"]
+    pipeline.close()
+    pipeline.close()
+    assert log[3:] == ["close rule", "close two", "close one"]
+
+
+def test_each_is_closed_even_if_another_fails(noted):
+    pipeline, log = noted(rule="close", two="close")
+    pipeline.open()
+    with pytest.raises(RuntimeError, match="rule does not close") as caught:
+        pipeline.close()
+    assert log[3:] == ["close rule", "close two", "close one"]
+    assert "two does not close" in caught.value.__notes__[0]
+
+
+def test_what_was_open_is_closed_when_one_does_not_open(noted):
+    pipeline, log = noted(two="open")
+    with pytest.raises(RuntimeError, match="two does not open"):
+        pipeline.open()
+    assert log == ["open one", "open two", "close two", "close one"]
+
+
+def test_the_device_is_open_before_mlx_is_imported():
+    code = (
+        "import sys, pipeline.build as b\n"
+        "real = b.open_device\n"
+        "def spy(spec):\n"
+        "    names = {n for n in sys.modules if n.split('.')[0] in ('stages', 'mlx')}\n"
+        "    print(sorted(names)); return real(spec)\n"
+        "b.open_device = spy\n"
+        "print(b.pipeline_to_run('fake').parts['device'].warnings)\n"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1]
+    )
+    first, warnings = out.stdout.splitlines()
+    assert first == "['stages', 'stages.blas', 'stages.device']", out.stderr
+    assert "mlx was imported" not in warnings

@@ -1,0 +1,165 @@
+"""Each rule of the graph's check: one example that passes, one that fails, and what is said."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import toys
+
+from pipeline.drawing import as_json, as_mermaid, as_text
+from pipeline.errors import GraphError
+from pipeline.graph import FIELDS, GIVEN, OPTIONAL, Node
+
+GOOD = {"admit": "give", "decode": "double add sink"}
+ALL = (toys.GIVE, toys.DOUBLE, toys.ADD, toys.SINK)
+
+
+def said(graph, **options):
+    with pytest.raises(GraphError) as caught:
+        graph.check(**options)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_a_good_graph_passes():
+    toys.graph(GOOD, *ALL).check()
+
+
+def test_unknown_stage_and_phase():
+    assert said(toys.graph({"admit": "give", "decod": "double", "decode": "duble"}, *ALL)) == [
+        "flow.decod: no such phase. Did you mean 'decode'?",
+        "flow.decode: no stage named 'duble'. Did you mean 'double'?",
+    ]
+
+
+def test_a_stage_stands_once_in_a_phase():
+    assert said(toys.graph({"admit": "give", "decode": "double sink sink"}, *ALL)) == [
+        "flow.decode: stage 'sink' is there twice. Leave one out."
+    ]
+    toys.graph({"admit": "give", "first": "double sink", "decode": "double sink"}, *ALL).check()
+
+
+def test_fields_must_exist():
+    bad = toys.node("bad", "numbr", "dubble")
+    assert said(toys.graph({"admit": "give", "decode": "bad"}, toys.GIVE, bad)) == [
+        "stage 'bad': reads 'numbr', which is no field of a sequence. Did you mean 'number'?",
+        "stage 'bad': writes 'dubble', which is no field of a sequence. Did you mean 'double'?",
+    ]
+
+
+def test_every_read_has_an_earlier_write():
+    assert said(toys.graph({"admit": "give", "decode": "sink double"}, *ALL)) == [
+        "stage 'sink' (decode): reads 'double', but it is first written by 'double', which runs "
+        "after it. Put 'double' before 'sink' in flow.decode."
+    ]
+    assert said(toys.graph({"admit": "give", "decode": "sink"}, *ALL)) == [
+        "stage 'sink' (decode): reads 'double', but nothing before it gives it a first value. Put a "
+        "stage that writes 'double' before it."
+    ]
+
+
+def test_a_write_in_an_earlier_phase_counts_and_one_in_a_later_phase_does_not():
+    toys.graph({"admit": "give", "prefill": "double", "decode": "sink"}, *ALL).check()
+    text = said(toys.graph({"admit": "give", "decode": "sink", "finish": "double"}, *ALL))
+    assert "nothing before it gives it a first value" in text[0]
+
+
+def test_what_a_flow_may_go_without_is_still_not_read_too_early():
+    use = toys.node("use", "extra number")
+    toys.graph({"admit": "give", "decode": "use"}, toys.GIVE, use).check()
+    toys.graph({"admit": "give", "decode": "guess use"}, toys.GIVE, toys.GUESS, use).check()
+    graph = toys.graph({"admit": "give", "decode": "use guess"}, toys.GIVE, toys.GUESS, use)
+    assert "first written by 'guess', which runs after it" in said(graph)[0]
+
+
+def test_two_blind_writers_in_a_phase():
+    other = toys.node("other", "number", "double")
+    assert said(toys.graph({"admit": "give", "decode": "double other"}, *ALL, other)) == [
+        "flow.decode: 'double' and 'other' both write 'double' without reading it. The first value "
+        "would be lost: leave one out."
+    ]
+    phases = {"admit": "give", "first": "double", "decode": "other"}
+    toys.graph(phases, *ALL, other).check()  # different phases
+    reader = toys.node("reader", "number double", "double")
+    toys.graph({"admit": "give", "decode": "double reader"}, *ALL, reader).check()  # reads it
+
+
+def test_threads_fit_their_phase():
+    late = toys.node("late", "number", thread="io")
+    toys.graph({"admit": "give", "finish": "late"}, toys.GIVE, late).check()
+    assert said(toys.graph({"admit": "give", "decode": "late"}, toys.GIVE, late)) == [
+        "stage 'late' (decode): runs on the 'io' thread, but decode runs on owner. Move it to another "
+        "phase."
+    ]
+
+
+def test_needs_are_met_or_say_what_to_choose():
+    picky = toys.node("picky", "number", kv="rewind")
+    flow = {"admit": "give", "decode": "picky"}
+    toys.graph(flow, toys.GIVE, picky, kv="native rewind").check()
+    graph = toys.graph(flow, toys.GIVE, picky, kv="rotating append")
+    assert said(graph, suggest=lambda group, abilities: ["native", "paged"]) == [
+        "stage 'picky': needs kv to rewind, but kv=rotating can only append. Choose kv=native or "
+        "kv=paged."
+    ]
+    assert said(graph)[0].endswith("No option can: choose another flow.")
+    assert said(toys.graph(flow, toys.GIVE, picky, kw="x")) == [
+        "stage 'picky': needs a kv, and there is none. Did you mean 'kw'?"
+    ]
+
+
+def test_a_drafter_that_no_stage_asks_is_refused():
+    nodes, flow = (toys.GIVE, toys.SINK, toys.DOUBLE), {"admit": "give", "decode": "double sink"}
+    toys.graph(flow, *nodes, drafter="none").check()
+    assert said(toys.graph(flow, *nodes, drafter="ngram")) == [
+        "flow: no stage drafts, so drafter=ngram would do nothing. Choose flow=speculative or "
+        "drafter=none."
+    ]
+
+
+def test_all_problems_come_together():
+    bad = toys.node("bad", "seed nuber", "double", thread="io")
+    graph = toys.graph({"decode": "double bad bad nix"}, toys.DOUBLE, bad, model="none")
+    text = said(graph)
+    assert len(text) == 10
+    assert text[-1] == "model: somebody has to answer. Choose one: headrace list model"
+
+
+def test_edges_name_the_last_writer_and_reach_back_in_a_loop():
+    edges = {(e.source, e.target): e.fields for e in toys.graph(GOOD, *ALL).edges()}
+    assert edges == {
+        (("admit", "give"), ("decode", "double")): ("number",),
+        (("decode", "add"), ("decode", "double")): ("number",),
+        (("decode", "double"), ("decode", "add")): ("double",),
+        (("admit", "give"), ("decode", "add")): ("number",),
+        (("decode", "double"), ("decode", "sink")): ("double",),
+        (("decode", "add"), ("decode", "sink")): ("number",),
+    }
+
+
+def test_drawings():
+    graph = toys.graph(GOOD, *ALL)
+    text = as_text(graph).splitlines()
+    assert text[0] == "admit    once a request, preparation pool"
+    assert "  ● double" in text
+    assert any("double ─▶ add, sink" in line for line in text)
+    assert '  decode_double -->|"double"| decode_sink' in as_mermaid(graph).splitlines()
+    data = json.loads(as_json(graph))
+    assert [stage["stage"] for stage in data["phases"]["decode"]] == ["double", "add", "sink"]
+    assert {"from": ["decode", "add"], "to": ["decode", "sink"], "fields": ["number"]} in data[
+        "edges"
+    ]
+
+
+def test_declarations_come_from_the_instance():
+    class Wide:
+        reads, writes, needs, thread = frozenset(), frozenset(), {}, "owner"
+
+        def __init__(self):
+            self.reads = frozenset({"seed"})
+
+    assert Node.of("wide", Wide()).reads == {"seed"}
+
+
+def test_the_engines_fields_exist():
+    assert set(FIELDS) >= GIVEN | OPTIONAL

@@ -1,0 +1,65 @@
+"""Every recipe composes, checks, is drawn and answers; every option is used by some recipe."""
+
+from __future__ import annotations
+
+import pytest
+
+import pipeline
+from pipeline.build import build
+from pipeline.catalog import Catalog, join_defaults, load_yaml, package_folder, recipes
+from pipeline.compose import compose
+from pipeline.drawing import as_text
+from pipeline.plan import plan
+
+CATALOG = Catalog(package_folder("conf"))
+RECIPES = [path for paths in recipes().values() for path in paths]
+# What a recipe leaves to whoever starts it.
+OWN = {"gguf": ["model.path=some.gguf"], "local": ["model.path=some_folder"]}
+# Options for other machines, and spellings of what `auto` chooses.
+ELSEWHERE = {"device": {"metal", "cuda"}}
+
+each_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+
+
+@each_recipe
+def test_composes_checks_and_is_drawn(path):
+    composed = compose(str(path), OWN.get(path.stem, []))
+    assert set(composed.config) == set(compose(None).config)
+    built = build(plan(composed))
+    drawing = as_text(built.graph)
+    assert all(f"● {name}" in drawing for names in built.phases.values() for name in names)
+
+
+@each_recipe
+def test_answers_on_the_fake_model(path):
+    with pipeline.load(str(path), "model=fake", "debug=none", "telemetry=quiet") as engine:
+        answer = engine.generate("hello", max_tokens=10)
+    assert len(answer["token_ids"]) == 10
+    assert answer["finish_reason"] == "length"
+
+
+@each_recipe
+def test_says_goal_command_three_things_to_try_and_what_was_run(path):
+    head = [x for x in path.read_text().splitlines() if x.startswith("#")]
+    text = "\n".join(head)
+    assert head[0].startswith("# Goal: ")
+    assert "Run on: " in text
+    tries = text.split("Try:")[1].split("Run on:")[0]
+    assert f"headrace generate {path.stem}" in text or f"headrace serve {path.stem}" in text
+    assert tries.count("headrace ") == 3
+
+
+def test_every_option_is_used():
+    base = {
+        key: value if isinstance(value, list) else [value]
+        for key, value in CATALOG.base_choices().items()
+    }
+    used = {key: set(names) for key, names in base.items()}
+    for path in RECIPES:
+        for key, option in join_defaults(load_yaml(path)["defaults"]).items():
+            names = option if isinstance(option, list) else [option]
+            used[key.removeprefix("override ")] |= set(names)
+    for group in base:
+        if "@" not in group:
+            unused = set(CATALOG.options(group)) - used[group] - ELSEWHERE.get(group, set())
+            assert unused <= ({"none"} if group == "model" else set()), group
