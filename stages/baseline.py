@@ -54,7 +54,7 @@ def prepare(folder: Path, device: Device) -> None:
     from stages.models.loading.gguf_tokens import gguf_tokens
     from stages.models.smollm2 import Smollm2
 
-    file = read(Smollm2(device).locate())
+    file = read(Smollm2(device).locate())  # type: ignore[arg-type]  # its literals are narrower
     arch = ARCHITECTURES["llama"]
     config = arch.config(lambda key, default=None: file.metadata.get(f"llama.{key}", default))
     tokens, words = gguf_tokens(file.metadata, None)
