@@ -13,6 +13,7 @@ import yaml
 
 from pipeline.errors import ConfigError, Problem, nearest
 
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where PyYAML has it
 ALWAYS = "stage"  # the one group nobody chooses from: every file in it is loaded
 
 
@@ -33,13 +34,13 @@ def load_yaml(path: Path) -> Any:
         raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from None
 
 
-class _UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class _UniqueKeys(_Loader):
     """PyYAML lets the last of two equal keys win in silence; a recipe must not."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if key in seen:
                 text = f"the key {key!r} is there twice"
                 raise yaml.constructor.ConstructorError(None, None, text, key_node.start_mark)

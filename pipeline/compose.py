@@ -329,7 +329,7 @@ def _resolved(node: Any, key: Any, path: str, draft: _Draft) -> Any:
                 f"{reference} is a whole part; parts are shared by constructors, not by reference."
             )
             draft.problems.append(Problem(path, what))
-        return {k: _resolved(value, k, f"{path}.{k}", draft) for k in value}
+        return {k: _resolved(value, k, f"{path}.{k!s}", draft) for k in value}
     if isinstance(value, ListConfig):
         return [_resolved(value, i, f"{path}.{i}", draft) for i in range(len(value))]
     return value

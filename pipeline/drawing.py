@@ -98,7 +98,11 @@ def as_dict(graph: Graph) -> dict[str, Any]:
         phase: [] for phase in PHASES if graph.phases.get(phase)
     }
     for phase, node in graph.steps():
-        entry = {"stage": node.name, "thread": node.thread, "parts": list(node.parts)}
+        entry: dict[str, Any] = {
+            "stage": node.name,
+            "thread": node.thread,
+            "parts": list(node.parts),
+        }
         entry |= {"reads": sorted(node.reads), "writes": sorted(node.writes)}
         entry["needs"] = {
             group: sorted(abilities) for group, abilities in sorted(node.needs.items())

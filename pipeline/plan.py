@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, NoReturn, Union, get_args, get_origin
 
 from pipeline import types as protocols
 from pipeline.errors import ConfigError, Problem, nearest
@@ -86,7 +86,8 @@ def plan(
     parts = {"device": device}
     parts |= {g: check.part(g, config[g]) for g in PARTS if g in config and g != "device"}
     stages = check.stages(config.get("stage") or {}, config.get("flow") or {})
-    settings = {group: check.settings(group, config.get(group)) for group in SETTINGS}
+    found = {group: check.settings(group, config.get(group)) for group in SETTINGS}
+    settings = {group: spec for group, spec in found.items() if spec}
     phases = check.phases(config.get("flow") or {})
     check.parameters({**parts, **{f"stage.{name}": spec for name, spec in stages.items()}})
     if check.problems:
@@ -236,7 +237,7 @@ def resolve(target: str, allowed: Sequence[str]) -> type:
     return found
 
 
-def _refuse(what: str, hint: str) -> None:
+def _refuse(what: str, hint: str) -> NoReturn:
     raise ConfigError([Problem("._target_", what, hint)])
 
 

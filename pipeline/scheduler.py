@@ -136,8 +136,7 @@ class Turns:
     def _decode(self, batch: Batch) -> None:
         began = time.perf_counter()
         self._run("decode", batch)
-        if self.telemetry.trace:
-            self.telemetry.round(batch)
+        self.telemetry.round(batch)
         for sequence in batch.sequences:
             count_round(sequence, self.totals)
         self.totals.counts["rounds"] += 1

@@ -208,3 +208,19 @@ def test_check_imports_nothing_heavy():
         "'starlette', 'uvicorn') if n in sys.modules])"
     )
     assert _python("-c", code).stdout.splitlines()[-1] == "[]"
+
+
+def test_debug_recounts_the_rows_after_each_round(monkeypatch):
+    import pipeline
+
+    calls = []
+    with pipeline.load("tiny", "telemetry.trace=false") as engine:
+        from stages.rows.rows import LayeredRows
+
+        real = LayeredRows.check_integrity
+        monkeypatch.setattr(
+            LayeredRows, "check_integrity", lambda rows: (calls.append(1), real(rows))
+        )
+        answer = engine.generate("hello", max_tokens=6)
+    assert len(calls) >= answer["speculation"]["rounds"] > 0
+    assert answer["finish_reason"] in ("length", "stop")

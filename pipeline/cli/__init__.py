@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         args = parse(words)
-        return args.verb.run(args)
+        return int(args.verb.run(args))
     except SystemExit as exit:  # --help
         return int(exit.code or 0)
     except KeyboardInterrupt:

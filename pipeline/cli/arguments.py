@@ -19,6 +19,7 @@ VERBS = {
     "serve": "serve a recipe over an OpenAI-compatible HTTP API",
     "doctor": "which device and BLAS are in use, and how fast they are",
     "demo": "graph, server, one streamed answer, and where the time went",
+    "bench": "the promised figures against mlx-lm's server and against itself, met or not met",
 }
 EPILOG = """\
 RECIPE is a name (headrace list) or the path of your own YAML file. After it, GROUP=OPTION chooses

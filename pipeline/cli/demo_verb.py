@@ -46,7 +46,8 @@ def _chat(url: str, model: str, prompt: str, max_tokens: int) -> dict[str, Any]:
         "messages": [{"role": "user", "content": prompt}],
         "stream_options": {"include_usage": True},
     }  # fmt: skip
-    began, first, usage = time.perf_counter(), 0.0, {}
+    began, first = time.perf_counter(), 0.0
+    usage: dict[str, Any] = {}
     for chunk in _stream(url, "/v1/chat/completions", body):
         usage = chunk.get("usage") or usage
         for choice in chunk["choices"]:

@@ -22,8 +22,10 @@ class ServedEngine(Protocol):
     `target_info` has at least name, context_len, vocab_size and eos_ids.
     """
 
-    target_info: Mapping[str, Any]
-    tokenizer: Tokenizer
+    @property
+    def target_info(self) -> Mapping[str, Any]: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
 
     def submit(self, request: Request, deliver: Callable[[Event], None]) -> Ticket:
         """BusyError if the queue is full, ClosedError if stopped; the rest arrives as events."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pipeline.errors import RequestError
@@ -45,6 +46,10 @@ class Tokens:
         self._added = {index: token.content for index, token in added.items()}
         self.template, self.identity = template, identity
         self._chat = ChatTemplate(template, special.words) if template else None
+
+    def save(self, path: Path) -> None:
+        """Write a `tokenizer.json` that other programs read."""
+        self._backend.save(str(path))
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         ids: list[int] = self._backend.encode(well_formed(text), add_special_tokens=False).ids

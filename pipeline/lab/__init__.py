@@ -1,0 +1,1 @@
+"""Measuring: promised figures and what they are measured against."""

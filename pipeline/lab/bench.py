@@ -1,0 +1,140 @@
+"""`make bench`: every promised figure, each met or not met.
+
+    python -m pipeline.lab.bench [--only NAME ...] [--pairs N] [--threads N] [--json FILE] [--list]
+
+Ratios are medians of alternating pairs with a 90 % interval, and met if the interval reaches the
+promise; absolute figures are the best of as many. Exit 1 if any is not met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from pipeline.lab import lines_engine, lines_own, lines_rivals
+from pipeline.lab.contestants import Field, headrace, mlx_lm, threads_here
+from pipeline.lab.figures import Figure
+from pipeline.lab.lines import Bench, Line, to_stderr
+from pipeline.lab.sse import BenchError
+from pipeline.lab.table import header, machine, row, table
+
+LINES: tuple[Line, ...] = (*lines_engine.LINES, *lines_own.LINES, *lines_rivals.LINES)
+
+
+def commands(folder: Path, threads: int) -> dict[str, list[str]]:
+    """How each contestant is started."""
+    return {
+        "ours": headrace("smollm2", "drafter=none", threads=threads),
+        "ngram": headrace("smollm2", "drafter=ngram", "depth.max=16", threads=threads),
+        "wide": headrace("smollm2", "drafter=random", "depth.max=8", threads=threads),
+        "fake": headrace("fake", threads=threads),
+        "shipped": mlx_lm(folder, "shipped", threads),
+        "same": mlx_lm(folder, "ours", threads),
+    }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", default=["*"], help="decode, ngram/*, …"
+    )
+    parser.add_argument("--pairs", type=int, default=20, help="fewer is for trying, not for saying")
+    parser.add_argument(
+        "--threads", type=int, default=threads_here(), help="of BLAS, for everybody"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="all samples, for a machine")
+    parser.add_argument("--list", action="store_true", help="print the names of the figures")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m pipeline.lab.bench", description=__doc__)
+    add_arguments(parser)
+    return run(parser.parse_args(argv))
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 if all wanted figures are met, 1 if not, 2 if a name is unknown."""
+    names = [name for line in LINES for name in line.figures]
+    wanted = [name for name in names if any(chosen(name, pattern) for pattern in args.only)]
+    if args.list or not wanted:
+        print("\n".join(names), file=sys.stdout if args.list else sys.stderr)
+        return 0 if args.list else 2
+    start = time.monotonic()
+    facts = machine(args.threads)
+    print(header(facts, args.pairs), flush=True)
+    figures, failures = measure(args, wanted)
+    print(table(figures, failures, time.monotonic() - start))
+    if args.json:
+        args.json.write_text(json.dumps(report(facts, figures, failures), indent=1), "utf-8")
+    return 0 if not failures and all(figure.met for figure in figures) else 1
+
+
+def chosen(name: str, pattern: str) -> bool:
+    """By its full name, by the part before the slash, or by a shell pattern."""
+    return fnmatch(name, pattern) or name.partition("/")[0] == pattern
+
+
+def measure(
+    args: argparse.Namespace, wanted: Collection[str]
+) -> tuple[list[Figure], dict[str, str]]:
+    """All lines; one that cannot be measured fails alone."""
+    figures: list[Figure] = []
+    failures: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as place:
+        folder = Path(place) / "smollm2-float32"
+        with Field(commands(folder, args.threads), args.threads) as field:
+            bench = Bench(field, args.threads, args.pairs, wanted)
+            for line in LINES:
+                if names := set(line.figures) & set(wanted):
+                    _attempt(line, bench, folder, names, figures, failures)
+    return figures, failures
+
+
+def _attempt(
+    line: Line,
+    bench: Bench,
+    folder: Path,
+    names: Collection[str],
+    figures: list[Figure],
+    failures: dict[str, str],
+) -> None:
+    try:
+        if line.rivals and not folder.exists():
+            prepare(folder)
+        fresh = [figure for figure in line.run(bench) if figure.name in names]
+    except (BenchError, OSError) as error:
+        failures |= dict.fromkeys(sorted(names), str(error))
+        to_stderr(f"{', '.join(sorted(names))}: {error}")
+    else:
+        figures += fresh
+        for figure in fresh:
+            to_stderr(row(figure))
+    finally:
+        bench.field.dismiss(*line.last)
+
+
+def prepare(folder: Path) -> None:
+    to_stderr("writing the float32 weights for mlx-lm")
+    command = [sys.executable, "-m", "stages.baseline", "prepare", str(folder)]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode:
+        raise BenchError(f"the float32 weights could not be written: {ran.stderr[-2000:]}")
+
+
+def report(
+    facts: dict[str, Any], figures: Sequence[Figure], failures: dict[str, str]
+) -> dict[str, Any]:
+    entries = [{**asdict(figure), "met": figure.met} for figure in figures]
+    return {"machine": facts, "figures": entries, "failures": failures}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,152 @@
+"""The servers that are compared: separate processes, resident together, of which one works at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.lab.sse import BenchError, Reply, get, post
+
+START_S = 180.0
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def threads_here() -> int:
+    """BLAS threads of every contestant: all cores but one, the client's."""
+    return max(1, (os.cpu_count() or 1) - 1)
+
+
+def environment(threads: int) -> dict[str, str]:
+    return os.environ | {name: str(threads) for name in THREADS}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Contestant:
+    """A server started by a command with `{port}` in it. Its output goes to a file until it fails."""
+
+    def __init__(self, name: str, command: Sequence[str], threads: int):
+        self.name, self.port = name, free_port()
+        self._command = [part.replace("{port}", str(self.port)) for part in command]
+        self._threads = threads
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, *self._command],
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=environment(self._threads),
+        )
+
+    def wait(self) -> None:
+        """Until it has answered a request, so that the weights are loaded. BenchError with its log."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            assert self._process is not None
+            if self._process.poll() is not None:
+                raise BenchError(f"{self.name} ended at once:\n{self._tail()}")
+            try:
+                get(self.port, "/health")
+                self.complete("Hello", max_tokens=1)
+                return
+            except (OSError, BenchError):
+                time.sleep(0.2)
+        raise BenchError(f"{self.name} did not start in {START_S:.0f} s:\n{self._tail()}")
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._log.close()
+
+    def _tail(self) -> str:
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")[-2000:]
+
+    def rss_bytes(self) -> int:
+        """Resident memory of the process (Linux)."""
+        assert self._process is not None
+        pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def complete(self, prompt: str, **fields: Any) -> Reply:
+        """A raw text completion, greedy unless said otherwise."""
+        body = {"prompt": prompt, "temperature": 0.0, **fields}
+        return post(self.port, "/v1/completions", body)
+
+    def chat(self, text: str, **fields: Any) -> Reply:
+        messages = [{"role": "user", "content": text}]
+        return post(
+            self.port, "/v1/chat/completions", {"messages": messages, "temperature": 0.0, **fields}
+        )
+
+    def count(self, text: str) -> int:
+        """Tokens of a raw text. Ours only: a request for no tokens does no work."""
+        return self.complete(text, max_tokens=0).prompt_tokens
+
+
+class Field:
+    """Contestants by name, started when first asked for and stopped together. A context manager."""
+
+    def __init__(self, commands: Mapping[str, Sequence[str]], threads: int):
+        self._commands, self._threads = commands, threads
+        self._running: dict[str, Contestant] = {}
+
+    def __enter__(self) -> Field:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.dismiss(*self._running)
+
+    def take(self, *names: str) -> list[Contestant]:
+        """These, loaded and waiting. One starts after the other: loading is work too."""
+        for name in names:
+            if name not in self._running:
+                one = Contestant(name, self._commands[name], self._threads)
+                self._running[name] = one
+                one.start()
+                one.wait()
+        return [self._running[name] for name in names]
+
+    def facts(self) -> dict[str, str]:
+        """The BLAS that each of ours says it has."""
+        found = {}
+        for name, one in self._running.items():
+            device = json.loads(get(one.port, "/health")).get("device", {})
+            if device:
+                found[name] = f"{device['blas']} {device['kernels']}, {device['threads']} threads"
+        return found
+
+    def dismiss(self, *names: str) -> None:
+        for name in names:
+            if (one := self._running.pop(name, None)) is not None:
+                one.stop()
+
+
+def headrace(recipe: str, *overrides: str, threads: int) -> list[str]:
+    own = ("server.port={port}", f"device.threads={threads}")
+    return ["-m", "pipeline", "serve", recipe, *overrides, *own]
+
+
+def mlx_lm(folder: Path, blas: str, threads: int) -> list[str]:
+    options = ("--port", "{port}", "--blas", blas, "--threads", str(threads))
+    return ["-m", "stages.baseline", "serve", str(folder), *options]

@@ -1,0 +1,134 @@
+"""One HTTP client for every contestant: posts a completion and stamps each event as it arrives.
+
+The standard library's client, read line by line: it costs the contestants, who share the cores with
+it, the same and little. Acknowledging at once keeps the kernel's delayed ACK, which holds back small
+writes of servers that did not ask for TCP_NODELAY, out of the figures.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class BenchError(RuntimeError):
+    """A contestant did not answer as expected; the figure would mean nothing."""
+
+
+@dataclass
+class Reply:
+    """One streamed answer; seconds count from `began`, when the request was about to be sent."""
+
+    began: float = 0.0  # perf_counter seconds
+    texts: list[str] = field(default_factory=list)  # pieces of text, empty ones left out
+    times: list[float] = field(default_factory=list)  # when each piece came
+    seconds: float = 0.0  # until the end of the stream
+    prompt_tokens: int = 0
+    tokens: int = 0
+    cached: int = 0
+    finish: str = ""
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def first(self) -> float:
+        """Seconds to the first text, or to the end where one token had none."""
+        return self.times[0] if self.times else self.seconds
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second after the first piece, for servers that send a piece a token."""
+        if len(self.times) < 2:
+            raise BenchError(f"too short to time: {self.text!r} ({self.finish})")
+        return (self.tokens - 1) / (self.times[-1] - self.times[0])
+
+    def tokens_between(self, start: float, stop: float) -> float:
+        """Tokens that came between two perf_counter instants, with fractions of tokens at both."""
+        return self._tokens_until(stop) - self._tokens_until(start)
+
+    def _tokens_until(self, instant: float) -> float:
+        at = instant - self.began
+        index = bisect.bisect_right(self.times, at)
+        whole = float(index)
+        if 0 < index < len(self.times):
+            before, after = self.times[index - 1 : index + 1]
+            whole += (at - before) / (after - before)
+        return whole * self.tokens / len(self.times)
+
+
+def events(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
+    """The JSON of each `data:` line up to `[DONE]`; comments and blank lines are passed over."""
+    for line in lines:
+        if not line.startswith(b"data:"):
+            continue
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            return
+        yield json.loads(data)
+
+
+def take(reply: Reply, event: Mapping[str, Any], now: float) -> None:
+    """Add one event to the reply."""
+    if "error" in event:
+        raise BenchError(str(event["error"]))
+    for choice in event.get("choices", ()):
+        text = choice.get("text") or (choice.get("delta") or {}).get("content")
+        if text:
+            reply.texts.append(text)
+            reply.times.append(now)
+        reply.finish = choice.get("finish_reason") or reply.finish
+    if usage := event.get("usage"):
+        reply.prompt_tokens = usage["prompt_tokens"]
+        reply.tokens = usage["completion_tokens"]
+        reply.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+
+
+def post(port: int, path: str, body: Mapping[str, Any], timeout_s: float = 300.0) -> Reply:
+    """Stream one completion from 127.0.0.1:`port`. BenchError if it is refused or breaks off."""
+    data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}})
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    connection.connect()
+    sock = connection.sock  # the response may take it away from the connection
+    reply = Reply(began=time.perf_counter())
+    with contextlib.closing(connection):
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", path, data.encode(), headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise BenchError(f"HTTP {response.status}: {response.read(500)!r}")
+        for event in events(_lines(response, sock)):
+            take(reply, event, time.perf_counter() - reply.began)
+        reply.seconds = time.perf_counter() - reply.began
+    return reply
+
+
+def _lines(response: http.client.HTTPResponse, sock: Any) -> Iterator[bytes]:
+    """Lines as they arrive. The quick-ACK mode lasts only until the kernel thinks better of it."""
+    quick = getattr(socket, "TCP_QUICKACK", None)  # Linux
+    while True:
+        if quick is not None:
+            with contextlib.suppress(OSError):  # the answer is over and the socket closed
+                sock.setsockopt(socket.IPPROTO_TCP, quick, 1)
+        if not (line := response.readline()):
+            return
+        yield line
+
+
+def get(port: int, path: str, timeout_s: float = 5.0) -> bytes:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        response = connection.getresponse()
+        body = response.read()
+        if response.status != 200:
+            raise BenchError(f"GET {path}: HTTP {response.status}")
+        return body
