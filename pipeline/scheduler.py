@@ -164,7 +164,9 @@ class Turns:
         self.active.drop_ahead()
         joining = [batch.sequences[row] for row in ready]
         states = [
-            batch.rows.extract(row, batch.sequences[row].processed_ids, batch.sequences[row].namespace)
+            batch.rows.extract(
+                row, batch.sequences[row].processed_ids, batch.sequences[row].namespace
+            )
             for row in ready
         ]
         drafts = [batch.draft_rows.capture(row) for row in ready]
@@ -224,8 +226,8 @@ class Turns:
         self.totals.counts["completion_tokens"] += len(sequence.output_ids)
         self.totals.counts["prompt_tokens"] += len(sequence.prompt_ids)
         self.totals.counts["cached_tokens"] += sequence.cached_len
-        failed = sequence.error is not None and not sequence.cancelled
-        sequence.deliver(Failed(sequence.error) if failed else done(sequence))
+        error = None if sequence.cancelled else sequence.error
+        sequence.deliver(done(sequence) if error is None else Failed(error))
 
     # --- faults
 
@@ -234,7 +236,9 @@ class Turns:
             step(batch)
         except Exception as fault:
             self.totals.counts["faults"] += 1
-            logging.getLogger(__name__).warning("a step failed; its rows are rebuilt", exc_info=fault)
+            logging.getLogger(__name__).warning(
+                "a step failed; its rows are rebuilt", exc_info=fault
+            )
             self._rebuild(batch, fault)
 
     def _rebuild(self, batch: Batch, fault: Exception) -> None:

@@ -28,7 +28,9 @@ class Verify:
     def run(self, batch: Batch) -> None:
         windows = [[s.pending, *s.proposal] for s in batch.sequences]
         plain = all(len(window) == 1 for window in windows)
-        batch.round, logits_BWV = self._take_ahead(batch, windows) if plain else (None, None)
+        logits_BWV: Any = None
+        if plain:
+            batch.round, logits_BWV = self._take_ahead(batch, windows)
         if batch.round is None:
             batch.drop_ahead()
             batch.round, logits_BWV = self._forward(batch, batch.rows.begin(windows))

@@ -104,7 +104,9 @@ def test_a_row_whose_sampling_fails_takes_nobody_with_it(engine, alone):
 
 def test_one_target_forward_a_round_whatever_the_rows(engine):
     before = engine.stats()
-    results = together(engine, [prompt_ids(8, seed=s) for s in range(4)], max_tokens=12, ignore_eos=True)
+    results = together(
+        engine, [prompt_ids(8, seed=s) for s in range(4)], max_tokens=12, ignore_eos=True
+    )
     after = engine.stats()
     rounds = after["counts"]["rounds"] - before["counts"]["rounds"]
     assert rounds < sum(r["speculation"]["rounds"] for r in results)
