@@ -62,8 +62,8 @@ def test_speculative_equals_plain(family, plain, drafter, depth):
     overrides = (*DRAFTERS[drafter], f"depth.max={depth}", "tier=none")
     with serving(f"model.family={family}", "flow=speculative", *overrides) as engine:
         part = engine.pipeline.parts["drafter"]
-        part.book = [PROMPT + ids for ids in plain.values()]
         for name, wanted in SAMPLING.items():
+            part.book = [PROMPT + plain[name]]
             got = engine.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True, **wanted)
             assert got["token_ids"] == plain[name], name
             assert got["completion_tokens"] == LENGTH
