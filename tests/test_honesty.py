@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from dataclasses import fields
 
@@ -24,13 +25,14 @@ CONFIGS = {
 }
 
 
+HERE = threading.local()  # .reading: the set that notes what this thread's stage reads
+
+
 class Watched(Sequence):
     """Notes every field that is read while a stage runs."""
 
-    reading: set[str] | None = None
-
     def __getattribute__(self, name):
-        noted = type(self).__dict__["reading"]
+        noted = getattr(HERE, "reading", None)
         if noted is not None and name in NAMES:
             noted.add(name)
         return object.__getattribute__(self, name)
@@ -71,11 +73,11 @@ def watch(name, stage, reads, writes):
 
     def watched(batch):
         before = [values(s) for s in batch.sequences]
-        Watched.reading = reads[name]
+        HERE.reading = reads[name]
         try:
             run(stage, batch)
         finally:
-            Watched.reading = None
+            HERE.reading = None
         for sequence, old in zip(batch.sequences, before, strict=True):
             new = values(sequence)
             writes[name] |= {n for n in NAMES if new[n] is not old[n] and not same(new[n], old[n])}
