@@ -110,8 +110,9 @@ class AttentionLayout:
             old = [] if self.buffers is None else [_pad(self.buffers[index], capacity)]
             if self.buffers is None and size:
                 old = [_zeros(sample[index], size, capacity)]
-            new = [_row(row[name] if row else None, sample[index], capacity) for row in rows]
-            built.append(mx.concatenate([*old, *new]))
+            built.append(
+                mx.concatenate([*old, *(_row(row, name, sample[index], capacity) for row in rows)])
+            )
         return (built[0], built[1]), starts
 
     def install(self, built: tuple[Buffers | None, list[int]]) -> None:
@@ -155,8 +156,10 @@ class AttentionLayout:
 
     def _grow(self, stop: int, keys: mx.array, values: mx.array) -> None:
         if self.buffers is None:
-            rows, capacity = keys.shape[0], _round_up(stop)
-            self.buffers = (_zeros(keys[0], rows, capacity), _zeros(values[0], rows, capacity))
+            self.buffers = (
+                _zeros(keys[0], keys.shape[0], _round_up(stop)),
+                _zeros(values[0], keys.shape[0], _round_up(stop)),
+            )
         elif stop > self.buffers[0].shape[2]:
             capacity = _round_up(stop)
             self.buffers = (_pad(self.buffers[0], capacity), _pad(self.buffers[1], capacity))
@@ -209,5 +212,5 @@ def _pad(buffer: mx.array, capacity: int) -> mx.array:
     return mx.concatenate([buffer, _zeros(buffer[0], buffer.shape[0], missing)], axis=2)
 
 
-def _row(array_HND: mx.array | None, sample: mx.array, capacity: int) -> mx.array:
-    return _zeros(sample, 1, capacity) if array_HND is None else _pad(array_HND[None], capacity)
+def _row(row: Mapping[str, Any] | None, name: str, like_HTD: mx.array, capacity: int) -> mx.array:
+    return _zeros(like_HTD, 1, capacity) if row is None else _pad(row[name][None], capacity)
