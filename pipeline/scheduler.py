@@ -2,7 +2,8 @@
 
 One turn is at most one prefill chunk and one decode round. Membership changes only between rounds
 and in two steps, so that a failed preparation changes nothing. A fault in a step costs that batch
-its rows, which are rebuilt from the token lists; a row that faults twice fails alone.
+its rows, which are rebuilt from the token lists. A rebuilt row runs one round alone before it joins
+others again, so that a row that carries a fault fails without them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pipeline.errors import HeadraceError
 from pipeline.trace import Telemetry, Totals, count_round, enter, leave, speculation
 from pipeline.types import Batch, Done, Failed, Sequence, Stage, State, Usage
 
-MAX_REBUILDS = 1  # a row whose rows are lost more often than this fails
+MAX_ALONE = 1  # faults a row may have with no other row beside it; at the next one it fails
+MAX_TOGETHER = 8  # faults a row may share with others
 
 
 class Built(Protocol):
@@ -130,6 +132,8 @@ class Turns:
             self._run("first", batch)
             self._mark_first_tokens(batch)
             self._retire(batch)
+        if all(s.ready and s.counts.pop("suspect", 0) for s in batch.sequences):
+            self._decode(batch)
         self._join(batch)
         if batch.sequences and batch is not self.active:
             self.prefills.append(batch)
@@ -157,6 +161,7 @@ class Turns:
         ready = [row for row, s in enumerate(batch.sequences) if s.ready]
         if not ready:
             return
+        batch.drop_ahead()
         for row in ready:
             batch.sequences[row].scores = None
         if not self.active.sequences and len(ready) == len(batch.sequences):
@@ -246,7 +251,7 @@ class Turns:
             self._rebuild(batch, fault)
 
     def _rebuild(self, batch: Batch, fault: Exception) -> None:
-        """The batch's rows are lost: each sequence starts again alone from its tokens, once."""
+        """The batch's rows are lost: each sequence starts again alone, from its token lists."""
         sequences, batch.sequences = batch.sequences, []
         for half in (batch.rows, batch.draft_rows):
             if half is not None:
@@ -254,20 +259,27 @@ class Turns:
         batch.round, batch.ahead = None, None
         if batch is self.active:
             self.active = Batch([], None, None)  # type: ignore[arg-type]
+        kind = "faults_alone" if len(sequences) == 1 else "faults_together"
         for sequence in sequences:
             leave(sequence, batch)
-            sequence.counts["rebuilds"] = sequence.counts.get("rebuilds", 0) + 1
-            if sequence.live and self._hopeless(sequence, fault):
+            sequence.counts[kind] = sequence.counts.get(kind, 0) + 1
+            if sequence.live and _hopeless(sequence, fault):
                 sequence.error = fault
             if not sequence.live:
                 self._conclude(sequence)
                 continue
             sequence.processed_ids, sequence.ready, sequence.scores = [], False, None
             sequence.proposal, sequence.emitted, sequence.match = [], [], None
+            if sequence.sampler is not None:
+                sequence.sampler.restart(sequence.output_ids)
+            sequence.counts["suspect"] = 1
             self.prefills.append(self._new_batch([sequence]))
 
-    def _hopeless(self, sequence: Sequence, fault: Exception) -> bool:
-        return isinstance(fault, HeadraceError) or sequence.counts["rebuilds"] > MAX_REBUILDS
+
+def _hopeless(sequence: Sequence, fault: Exception) -> bool:
+    counts = sequence.counts
+    alone, together = counts.get("faults_alone", 0), counts.get("faults_together", 0)
+    return isinstance(fault, HeadraceError) or alone > MAX_ALONE or together > MAX_TOGETHER
 
 
 def done(sequence: Sequence) -> Done:

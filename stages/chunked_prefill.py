@@ -43,7 +43,11 @@ class ChunkedPrefill:
     def _goal(self, sequence: Sequence) -> list[int]:
         """All tokens the rows must hold before this row decodes."""
         known = sequence.prompt_ids + sequence.output_ids
-        return known if self.drafter.prefill == "full" and not sequence.output_ids else known[:-1]
+        return known if self._draws_first(sequence) else known[:-1]
+
+    def _draws_first(self, sequence: Sequence) -> bool:
+        """Whether token 0 is drawn from the last prompt token's scores."""
+        return self.drafter.prefill == "full" and not sequence.output_ids
 
     def _next_width(self, sequence: Sequence, goal: list[int]) -> int:
         done = len(sequence.processed_ids)
@@ -76,7 +80,7 @@ class ChunkedPrefill:
         ending = [
             row
             for row, (sequence, goal) in enumerate(zip(batch.sequences, goals, strict=True))
-            if len(sequence.processed_ids) + width == len(goal) == len(sequence.prompt_ids)
+            if self._draws_first(sequence) and len(sequence.processed_ids) + width == len(goal)
         ]
         if not ending:
             return []

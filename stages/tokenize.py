@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import takewhile
 from typing import Any
 
@@ -50,6 +50,7 @@ class Tokenize:
         sequence.namespace = digest(self._namespace(request))
         lower = self.sampler.defaults.over(self.target.generation).over(NEUTRAL)
         sequence.sampling = request.sampling.over(lower)
+        self._check_bias(sequence.sampling.logit_bias or ())
         seed = sequence.sampling.seed
         sequence.seed = secrets.randbits(63) if seed is None else seed
         sequence.sampler = self.sampler.bind(
@@ -74,6 +75,15 @@ class Tokenize:
                 param=where,
             )
         return ids
+
+    def _check_bias(self, logit_bias: Iterable[tuple[int, float]]) -> None:
+        wrong = [i for i, _ in logit_bias if not 0 <= i < self.target.vocab_size]
+        if wrong:
+            raise RequestError(
+                f"logit_bias: token id {wrong[0]} is not in the vocabulary "
+                f"(0..{self.target.vocab_size - 1})",
+                param="logit_bias",
+            )
 
     def _boundary(self, request: Request, prompt_ids: list[int]) -> int:
         """Tokens the next turn will repeat: a chat without the reply's header, which templates

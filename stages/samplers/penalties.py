@@ -62,7 +62,14 @@ class Penalties:
         self._bias = np.array(list(bias.values()), dtype=np.float32)
         repeats = self._repetition != 1
         self._remembers = bool(repeats or self._presence or self._frequency)
-        self._history = History(prompt_ids if repeats else ())
+        self._seen_before = list(prompt_ids) if repeats else []
+        self.restart(())
+
+    def restart(self, output_ids: Iterable[int]) -> None:
+        """Remember the prompt and these output tokens, and nothing else."""
+        self._history = History(self._seen_before)
+        for token_id in output_ids:
+            self.push(token_id)
 
     @property
     def neutral(self) -> bool:

@@ -67,3 +67,6 @@ class StandardRow:
 
     def push(self, token_id: int) -> None:
         self._penalties.push(token_id)
+
+    def restart(self, output_ids: Iterable[int]) -> None:
+        self._penalties.restart(output_ids)

@@ -87,25 +87,55 @@ def test_a_cancelled_row_leaves_no_trace(engine, alone):
     assert engine.stats()["rows"]["open_requests"] == 0
 
 
-def test_a_fault_of_one_round_is_mended_from_the_token_lists(engine, alone, monkeypatch):
-    verify = engine.pipeline.stages["verify"]
-    run, calls = type(verify).run, []
+STAGES = ["chunked_prefill", "draft", "verify", "accept", "detokenize", "commit"]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("name", STAGES)
+def test_a_fault_of_one_step_is_mended_from_the_token_lists(
+    engine, alone, monkeypatch, name, after
+):
+    if name not in engine.pipeline.stages:
+        assert name == "draft"
+        return
+    stage = engine.pipeline.stages[name]
+    run, calls = type(stage).run, []
 
     def faulty(batch):
         calls.append(1)
-        if len(calls) == 9:
+        due = len(calls) in (3, 8)
+        if due and not after:
             raise RuntimeError("out of memory, say")
-        run(verify, batch)
+        run(stage, batch)
+        if due:
+            raise RuntimeError("out of memory, say")
 
-    monkeypatch.setattr(verify, "run", faulty)
+    monkeypatch.setattr(stage, "run", faulty)
     runs = [start(engine, index) for index in range(4)]
     assert [run.result()["token_ids"] for run in runs] == alone
 
 
-def test_a_row_whose_sampling_fails_takes_nobody_with_it(engine, alone):
-    doomed = start(engine, 1, logit_bias=((10**6, 1.0),))
+def test_a_row_that_carries_a_fault_fails_without_the_others(engine, alone, monkeypatch):
+    verify = engine.pipeline.stages["verify"]
+    run = type(verify).run
+
+    def faulty(batch):
+        if any(s.request.id == "cursed" and len(s.output_ids) > 4 for s in batch.sequences):
+            raise RuntimeError("a row that no kernel likes")
+        run(verify, batch)
+
+    monkeypatch.setattr(verify, "run", faulty)
+    doomed = start(engine, 1, id="cursed")
     runs = [start(engine, index) for index in (0, 2, 3)]
-    with pytest.raises(Exception, match="logit_bias"):
+    with pytest.raises(RuntimeError, match="no kernel likes"):
+        doomed.result()
+    assert [run.result()["token_ids"] for run in runs] == [alone[0], *alone[2:]]
+
+
+def test_a_row_whose_sampling_fails_takes_nobody_with_it(engine, alone):
+    doomed = start(engine, 1, logit_bias=((5, float("nan")),))
+    runs = [start(engine, index) for index in (0, 2, 3)]
+    with pytest.raises(Exception, match=r"finite|logit_bias"):
         doomed.result()
     assert [run.result()["token_ids"] for run in runs] == [alone[0], *alone[2:]]
 
