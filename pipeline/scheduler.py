@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from pipeline.errors import HeadraceError
 from pipeline.trace import Telemetry, Totals, count_round, enter, leave, speculation
-from pipeline.types import Batch, Done, Failed, Sequence, Stage, Usage
+from pipeline.types import Batch, Done, Failed, Sequence, Stage, State, Usage
 
 MAX_REBUILDS = 1  # a row whose rows are lost more often than this fails
 
@@ -117,7 +117,8 @@ class Turns:
             self.pipeline.stages[name].run(batch)
             spent = time.perf_counter() - began
             batch.clock[name] = batch.clock.get(name, 0.0) + spent
-            self.totals.stage_seconds[name] += spent
+            seconds = self.totals.stage_seconds
+            seconds[name] = seconds.get(name, 0.0) + spent
 
     def _prefill(self, batch: Batch) -> None:
         calls = self.pipeline.parts["model"].calls
@@ -163,10 +164,7 @@ class Turns:
             return
         self.active.drop_ahead()
         joining = [batch.sequences[row] for row in ready]
-        states = [
-            batch.rows.extract(row, batch.sequences[row].processed_ids, batch.sequences[row].namespace)
-            for row in ready
-        ]
+        states = [self._extract(batch, row) for row in ready]
         drafts = [batch.draft_rows.capture(row) for row in ready]
         self._append(joining, states, drafts)
         stay = [row for row in range(len(batch.sequences)) if row not in ready]
@@ -176,6 +174,12 @@ class Turns:
         for sequence in joining:
             leave(sequence, batch)
             enter(sequence, self.active)
+
+    def _extract(self, batch: Batch, row: int) -> State | None:
+        sequence = batch.sequences[row]
+        if not sequence.processed_ids:  # a prompt of one token
+            return None
+        return batch.rows.extract(row, sequence.processed_ids, sequence.namespace)
 
     def _append(self, joining: list[Sequence], states: list[Any], drafts: list[Any]) -> None:
         if not self.active.sequences:
@@ -224,8 +228,10 @@ class Turns:
         self.totals.counts["completion_tokens"] += len(sequence.output_ids)
         self.totals.counts["prompt_tokens"] += len(sequence.prompt_ids)
         self.totals.counts["cached_tokens"] += sequence.cached_len
-        failed = sequence.error is not None and not sequence.cancelled
-        sequence.deliver(Failed(sequence.error) if failed else done(sequence))
+        if sequence.error is not None and not sequence.cancelled:
+            sequence.deliver(Failed(sequence.error))
+        else:
+            sequence.deliver(done(sequence))
 
     # --- faults
 
@@ -234,7 +240,9 @@ class Turns:
             step(batch)
         except Exception as fault:
             self.totals.counts["faults"] += 1
-            logging.getLogger(__name__).warning("a step failed; its rows are rebuilt", exc_info=fault)
+            logging.getLogger(__name__).warning(
+                "a step failed; its rows are rebuilt", exc_info=fault
+            )
             self._rebuild(batch, fault)
 
     def _rebuild(self, batch: Batch, fault: Exception) -> None:

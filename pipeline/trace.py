@@ -43,7 +43,7 @@ class Totals:
     """Counters since the engine opened. Written by the owner, read by anybody."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    stage_seconds: Counter[str] = field(default_factory=Counter)
+    stage_seconds: dict[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return {"counts": dict(self.counts), "stage_seconds": dict(self.stage_seconds)}

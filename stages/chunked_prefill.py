@@ -54,7 +54,8 @@ class ChunkedPrefill:
 
     def _step(self, batch: Batch, goals: list[list[int]], width: int) -> None:
         chunks = [
-            goal[len(s.processed_ids) :][:width] for s, goal in zip(batch.sequences, goals, strict=True)
+            goal[len(s.processed_ids) :][:width]
+            for s, goal in zip(batch.sequences, goals, strict=True)
         ]
         round = batch.rows.begin(chunks)
         hidden_BWD = self.target.hidden(round.tokens_BW, round.caches)
@@ -88,7 +89,9 @@ class ChunkedPrefill:
         """Give the batch its rows, from saved states where there are any."""
         states = [self._borrowed(sequence) for sequence in batch.sequences]
         tokens = [list(state.tokens) if state else [] for state in states]
-        attachments = [state.attachments[0] if state and state.attachments else None for state in states]
+        attachments = [
+            state.attachments[0] if state and state.attachments else None for state in states
+        ]
         changes = [
             batch.rows.prepare_append(states),
             batch.draft_rows.prepare_append(tokens, attachments),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Any
 
 from pipeline.errors import RequestError
@@ -86,7 +86,8 @@ class Tokenize:
             )
         except RequestError:
             return 0
-        return min(len(commonprefix([history, prompt_ids])), len(prompt_ids) - 1)
+        shared = takewhile(lambda pair: pair[0] == pair[1], zip(history, prompt_ids, strict=False))
+        return min(sum(1 for _ in shared), len(prompt_ids) - 1)
 
     def _room(self, request: Request, prompt_len: int) -> int:
         """Ceiling on emitted tokens; with it no position at or past the context is ever run."""

@@ -50,7 +50,9 @@ class _OracleRow:
         for answer in self.oracle.book:
             if answer[: len(known)] == known:
                 start = len(known)
-                return [self._spoil(t, start + i) for i, t in enumerate(answer[start : start + depth])]
+                return [
+                    self._spoil(t, start + i) for i, t in enumerate(answer[start : start + depth])
+                ]
         return [0] * depth
 
     def _spoil(self, token: int, position: int) -> int:

@@ -124,9 +124,18 @@ class Round(Protocol):
     are padding: never sampled, never kept. Exactly one of `resolve` and `abandon` ends it.
     """
 
-    tokens_BW: Any  # device int32: the real input, possibly longer than asked (replayed tokens)
-    caches: Seq[Any]  # one a layer, as mlx-lm's models take them
-    widths: Seq[int]
+    @property
+    def tokens_BW(self) -> Any:
+        """Device int32: the real input, possibly longer than asked (replayed tokens)."""
+        ...
+
+    @property
+    def caches(self) -> Seq[Any]:
+        """One a layer, as mlx-lm's models take them."""
+        ...
+
+    @property
+    def widths(self) -> Seq[int]: ...
 
     def columns(self, row: int) -> slice: ...
     def feed(self, tokens: Seq[int]) -> None:
@@ -166,8 +175,10 @@ class Change(Protocol):
 class Rows(Protocol):
     """State of all rows in all layers. `lengths[b]` tokens are held by row b in every layer."""
 
-    size: int
-    lengths: Seq[int]
+    @property
+    def size(self) -> int: ...
+    @property
+    def lengths(self) -> Seq[int]: ...
 
     def begin(self, tokens: Seq[Seq[int]]) -> Round:
         """Open a round with these inputs (host ids, ragged; a row may have none)."""

@@ -69,6 +69,14 @@ def test_a_row_that_joins_others_in_mid_answer_changes_nothing(engine, alone):
     assert [run.result()["token_ids"] for run in rest] == alone[1:]
 
 
+def test_a_prompt_of_one_token_joins_others(engine):
+    solo = Running(engine, [70], max_tokens=12, ignore_eos=True).result()["token_ids"]
+    other = start(engine, 3)
+    next(iter(other))
+    assert Running(engine, [70], max_tokens=12, ignore_eos=True).result()["token_ids"] == solo
+    other.ticket.cancel()
+
+
 def test_a_cancelled_row_leaves_no_trace(engine, alone):
     doomed = start(engine, 3, max_tokens=4000)
     runs = [start(engine, index) for index in (0, 1, 2)]
@@ -104,7 +112,9 @@ def test_a_row_whose_sampling_fails_takes_nobody_with_it(engine, alone):
 
 def test_one_target_forward_a_round_whatever_the_rows(engine):
     before = engine.stats()
-    results = together(engine, [prompt_ids(8, seed=s) for s in range(4)], max_tokens=12, ignore_eos=True)
+    results = together(
+        engine, [prompt_ids(8, seed=s) for s in range(4)], max_tokens=12, ignore_eos=True
+    )
     after = engine.stats()
     rounds = after["counts"]["rounds"] - before["counts"]["rounds"]
     assert rounds < sum(r["speculation"]["rounds"] for r in results)

@@ -22,7 +22,12 @@ DRAFTERS = {
 SAMPLING = {
     "greedy": {},
     "nucleus": {"temperature": 0.8, "top_p": 0.95, "seed": 7},
-    "penalties": {"temperature": 0.7, "repetition_penalty": 1.3, "presence_penalty": 0.4, "seed": 3},
+    "penalties": {
+        "temperature": 0.7,
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.4,
+        "seed": 3,
+    },
 }
 LENGTH, PROMPT = 60, prompt_ids(31)
 

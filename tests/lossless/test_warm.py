@@ -64,7 +64,9 @@ def test_a_growing_chat_reuses_what_was_said(warm, cold):
         ids, cached = answer(warm, prompt)
         assert ids == cold(prompt)[0]
         if turn:
-            assert len(prompt) - cached <= 10  # this turn's 9 tokens and the last answer's pending one
+            assert (
+                len(prompt) - cached <= 10
+            )  # this turn's 9 tokens and the last answer's pending one
         prompt = prompt + ids + prompt_ids(9, seed=turn)
 
 
