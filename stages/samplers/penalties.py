@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from pipeline.errors import RequestError
 from pipeline.types import Sampling
 
-Floats = npt.NDArray[np.float32]
+if TYPE_CHECKING:
+    from stages.samplers.filters import Floats, Ids
 
 
 class History:
@@ -38,7 +39,7 @@ class History:
         self._counts = np.concatenate([self._counts, np.zeros(room, dtype=np.float32)])
 
     @property
-    def ids(self) -> npt.NDArray[np.int64]:
+    def ids(self) -> Ids:
         return self._ids[: len(self._slots)]
 
     @property
