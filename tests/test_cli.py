@@ -203,6 +203,18 @@ def test_as_a_module():
     assert (done.returncode, done.stdout) == (0, "ok: 10 stages, 13 parts\n"), done.stderr
 
 
+def test_what_check_put_off_still_works():
+    code = (
+        "from pipeline.cli import main\n"
+        "assert main(['check', 'fake']) == 0\n"
+        "assert main(['generate', 'fake', '--prompt', 'x', '--max-tokens', '3']) == 0\n"
+    )
+    done = _python("-W", "ignore", "-c", code)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "ok: 10 stages, 13 parts"), (
+        done.stderr
+    )
+
+
 def test_check_imports_nothing_heavy():
     code = (
         "import sys; from pipeline.cli import main; main(['check', 'smollm2'])\n"

@@ -34,9 +34,11 @@ class _Later(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__path__":
             raise AttributeError(name)
-        del sys.modules[self.__name__]
-        self.__dict__.update(vars(import_module(self.__name__)))
-        return self.__dict__[name]
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        package = import_module(self.__name__)
+        self.__dict__.update(vars(package))
+        return getattr(package, name)
 
 
 def _put_off(name: str) -> None:
