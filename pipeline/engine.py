@@ -69,7 +69,9 @@ class Engine:
         self.pipeline = pipeline
         self.totals = Totals()
         self.ownership = Ownership(self._wake)
-        self._turns = Turns(pipeline, pipeline.settings.get("telemetry") or Telemetry(), self.totals)
+        self._turns = Turns(
+            pipeline, pipeline.settings.get("telemetry") or Telemetry(), self.totals
+        )
         self._inbox: queue.SimpleQueue[Sequence | None] = queue.SimpleQueue()
         self._open_requests: set[int] = set()  # ids of sequences without a last event
         self._lock = threading.Lock()
@@ -160,7 +162,8 @@ class Engine:
         wanted |= {"id": wanted.get("id") or uuid.uuid4().hex, "sampling": Sampling(**said)}
         if not isinstance(prompt, str):
             chat = bool(prompt) and isinstance(prompt[0], Mapping)
-            return Request(**{"messages" if chat else "token_ids": tuple(prompt)}, **wanted)
+            wanted["messages" if chat else "token_ids"] = tuple(prompt)
+            return Request(**wanted)
         if self.tokenizer.template is None or raw:
             return Request(text=prompt, **wanted)
         return Request(messages=({"role": "user", "content": prompt},), **wanted)
@@ -244,7 +247,9 @@ class Engine:
         else:
             self._inbox.put(sequence)
 
-    def _delivery(self, sequence: Sequence, deliver: Callable[[Event], None]) -> Callable[[Event], None]:
+    def _delivery(
+        self, sequence: Sequence, deliver: Callable[[Event], None]
+    ) -> Callable[[Event], None]:
         """`deliver`, with the books kept; a consumer that throws loses its row, nothing else."""
 
         def send(event: Event) -> None:
@@ -272,14 +277,14 @@ class Engine:
             return
         self._state = "open"
         self._opened.set_result(None)
-        error: Exception = ClosedError("the engine has stopped")
+        ending = ClosedError("the engine has stopped")
         try:
             self._loop()
         except Exception as fault:
             logging.getLogger(__name__).exception("the engine's thread has failed")
-            self._state, error = "failed", ClosedError(f"the engine has failed: {fault!r}")
+            self._state, ending = "failed", ClosedError(f"the engine has failed: {fault!r}")
         finally:
-            self._shut(error)
+            self._shut(ending)
 
     def _loop(self) -> None:
         while self._state in ("open", "draining"):

@@ -224,9 +224,8 @@ def resolve(target: str, allowed: Sequence[str]) -> type:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        missing = getattr(error, "name", None)
-        ours = missing and module_name.startswith(missing)
-        hint = "" if ours else "Is headrace installed with its extras (pip install headrace)?"
+        theirs = isinstance(error, ModuleNotFoundError) and error.name not in _parents(module_name)
+        hint = f"Install what it needs: {error.name}" if theirs else ""
         _refuse(f"cannot import {module_name}: {error}.", hint)
     found = vars(module).get(name)
     if not isinstance(found, type) or not any(
@@ -235,6 +234,11 @@ def resolve(target: str, allowed: Sequence[str]) -> type:
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]
         _refuse(f"{module_name} has no class '{name}'.", nearest(name, classes))
     return found
+
+
+def _parents(module_name: str) -> list[str]:
+    words = module_name.split(".")
+    return [".".join(words[:length]) for length in range(1, len(words) + 1)]
 
 
 def _refuse(what: str, hint: str) -> NoReturn:

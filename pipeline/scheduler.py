@@ -2,7 +2,8 @@
 
 One turn is at most one prefill chunk and one decode round. Membership changes only between rounds
 and in two steps, so that a failed preparation changes nothing. A fault in a step costs that batch
-its rows, which are rebuilt from the token lists; a row that faults twice fails alone.
+its rows, which are rebuilt from the token lists. A rebuilt row runs one round alone before it joins
+others again, so that a row that carries a fault fails without them.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from pipeline.drafting import GuardedRows, guarded
 from pipeline.errors import HeadraceError
 from pipeline.trace import Telemetry, Totals, count_round, enter, leave, speculation
-from pipeline.types import Batch, Done, Failed, Sequence, Stage, Usage
+from pipeline.types import Batch, Done, Failed, Sequence, Stage, State, Usage
 
-MAX_REBUILDS = 1  # a row whose rows are lost more often than this fails
+MAX_ALONE = 1  # faults a row may have with no other row beside it; at the next one it fails
+MAX_TOGETHER = 8  # faults a row may share with others
 
 
 class Built(Protocol):
@@ -103,7 +106,7 @@ class Turns:
         batch = Batch(
             sequences,
             parts["kv"].rows(parts["model"], width),
-            parts["drafter"].rows(parts["model"], width),
+            guarded(parts["drafter"], parts["model"], width),
         )
         for sequence in sequences:
             enter(sequence, batch)
@@ -117,7 +120,10 @@ class Turns:
             self.pipeline.stages[name].run(batch)
             spent = time.perf_counter() - began
             batch.clock[name] = batch.clock.get(name, 0.0) + spent
-            self.totals.stage_seconds[name] += spent
+            seconds = self.totals.stage_seconds
+            seconds[name] = seconds.get(name, 0.0) + spent
+        if isinstance(batch.draft_rows, GuardedRows) and batch.draft_rows.broken:
+            batch.draft_rows.mend(batch)
 
     def _prefill(self, batch: Batch) -> None:
         calls = self.pipeline.parts["model"].calls
@@ -129,6 +135,8 @@ class Turns:
             self._run("first", batch)
             self._mark_first_tokens(batch)
             self._retire(batch)
+        if all(s.ready and s.counts.pop("suspect", 0) for s in batch.sequences):
+            self._decode(batch)
         self._join(batch)
         if batch.sequences and batch is not self.active:
             self.prefills.append(batch)
@@ -136,8 +144,7 @@ class Turns:
     def _decode(self, batch: Batch) -> None:
         began = time.perf_counter()
         self._run("decode", batch)
-        if self.telemetry.trace:
-            self.telemetry.round(batch)
+        self.telemetry.round(batch)
         for sequence in batch.sequences:
             count_round(sequence, self.totals)
         self.totals.counts["rounds"] += 1
@@ -157,6 +164,7 @@ class Turns:
         ready = [row for row, s in enumerate(batch.sequences) if s.ready]
         if not ready:
             return
+        batch.drop_ahead()
         for row in ready:
             batch.sequences[row].scores = None
         if not self.active.sequences and len(ready) == len(batch.sequences):
@@ -164,10 +172,7 @@ class Turns:
             return
         self.active.drop_ahead()
         joining = [batch.sequences[row] for row in ready]
-        states = [
-            batch.rows.extract(row, batch.sequences[row].processed_ids, batch.sequences[row].namespace)
-            for row in ready
-        ]
+        states = [self._extract(batch, row) for row in ready]
         drafts = [batch.draft_rows.capture(row) for row in ready]
         self._append(joining, states, drafts)
         stay = [row for row in range(len(batch.sequences)) if row not in ready]
@@ -177,6 +182,12 @@ class Turns:
         for sequence in joining:
             leave(sequence, batch)
             enter(sequence, self.active)
+
+    def _extract(self, batch: Batch, row: int) -> State | None:
+        sequence = batch.sequences[row]
+        if not sequence.processed_ids:  # a prompt of one token
+            return None
+        return batch.rows.extract(row, sequence.processed_ids, sequence.namespace)
 
     def _append(self, joining: list[Sequence], states: list[Any], drafts: list[Any]) -> None:
         if not self.active.sequences:
@@ -225,8 +236,10 @@ class Turns:
         self.totals.counts["completion_tokens"] += len(sequence.output_ids)
         self.totals.counts["prompt_tokens"] += len(sequence.prompt_ids)
         self.totals.counts["cached_tokens"] += sequence.cached_len
-        failed = sequence.error is not None and not sequence.cancelled
-        sequence.deliver(Failed(sequence.error) if failed else done(sequence))
+        if sequence.error is not None and not sequence.cancelled:
+            sequence.deliver(Failed(sequence.error))
+        else:
+            sequence.deliver(done(sequence))
 
     # --- faults
 
@@ -235,11 +248,13 @@ class Turns:
             step(batch)
         except Exception as fault:
             self.totals.counts["faults"] += 1
-            logging.getLogger(__name__).warning("a step failed; its rows are rebuilt", exc_info=fault)
+            logging.getLogger(__name__).warning(
+                "a step failed; its rows are rebuilt", exc_info=fault
+            )
             self._rebuild(batch, fault)
 
     def _rebuild(self, batch: Batch, fault: Exception) -> None:
-        """The batch's rows are lost: each sequence starts again alone from its tokens, once."""
+        """The batch's rows are lost: each sequence starts again alone, from its token lists."""
         sequences, batch.sequences = batch.sequences, []
         for half in (batch.rows, batch.draft_rows):
             if half is not None:
@@ -247,20 +262,27 @@ class Turns:
         batch.round, batch.ahead = None, None
         if batch is self.active:
             self.active = Batch([], None, None)  # type: ignore[arg-type]
+        kind = "faults_alone" if len(sequences) == 1 else "faults_together"
         for sequence in sequences:
             leave(sequence, batch)
-            sequence.counts["rebuilds"] = sequence.counts.get("rebuilds", 0) + 1
-            if sequence.live and self._hopeless(sequence, fault):
+            sequence.counts[kind] = sequence.counts.get(kind, 0) + 1
+            if sequence.live and _hopeless(sequence, fault):
                 sequence.error = fault
             if not sequence.live:
                 self._conclude(sequence)
                 continue
             sequence.processed_ids, sequence.ready, sequence.scores = [], False, None
             sequence.proposal, sequence.emitted, sequence.match = [], [], None
+            if sequence.sampler is not None:
+                sequence.sampler.restart(sequence.output_ids)
+            sequence.counts["suspect"] = 1
             self.prefills.append(self._new_batch([sequence]))
 
-    def _hopeless(self, sequence: Sequence, fault: Exception) -> bool:
-        return isinstance(fault, HeadraceError) or sequence.counts["rebuilds"] > MAX_REBUILDS
+
+def _hopeless(sequence: Sequence, fault: Exception) -> bool:
+    counts = sequence.counts
+    alone, together = counts.get("faults_alone", 0), counts.get("faults_together", 0)
+    return isinstance(fault, HeadraceError) or alone > MAX_ALONE or together > MAX_TOGETHER
 
 
 def done(sequence: Sequence) -> Done:

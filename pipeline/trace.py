@@ -12,13 +12,22 @@ from pipeline.types import Batch, Sequence, Speculation
 
 class Telemetry:
     """Settings of group `telemetry`. With `trace`, prints each round's feed, proposal and outcome
-    to standard error, one line a row."""
+    to standard error, one line a row. With `recount`, every round ends with a recount of all rows;
+    what does not add up is an AssertionError, which costs the rows and is logged."""
 
-    def __init__(self, *, trace: bool = False):
-        self.trace = trace
+    def __init__(self, *, trace: bool = False, recount: bool = False):
+        self.trace, self.recount = trace, recount
 
     def round(self, batch: Batch) -> None:
-        """Called when the round has been committed; what was fed is the head of what was kept."""
+        """Called when a round has been committed."""
+        if self.recount:
+            batch.rows.check_integrity()
+            batch.draft_rows.check_integrity()
+        if self.trace:
+            self._print(batch)
+
+    def _print(self, batch: Batch) -> None:
+        """What was fed is the tail of what the rows hold."""
         for sequence in batch.sequences:
             fed = sequence.processed_ids[len(sequence.processed_ids) - sequence.kept :]
             emitted = [e.token_id for e in sequence.emitted]
@@ -34,7 +43,7 @@ class Totals:
     """Counters since the engine opened. Written by the owner, read by anybody."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    stage_seconds: Counter[str] = field(default_factory=Counter)
+    stage_seconds: dict[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return {"counts": dict(self.counts), "stage_seconds": dict(self.stage_seconds)}

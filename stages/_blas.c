@@ -15,13 +15,13 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 };
 #define INLINE __attribute__((always_inline)) inline
 #define UNROLL _Pragma("GCC unroll 16")
+#if defined(__clang__) || __GNUC__ >= 12
+#define MIX(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#endif
 typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
 
 /* C[m,n] = alpha * A[m,k] * (B[n,k]^T or B[k,n]) + beta * C, row-major, leading dimensions in floats. */
@@ -47,7 +47,7 @@ typedef struct {
 #define TARGET __attribute__((target("avx512f,fma")))
 #include "_blas_tile.h"
 #define LANES 8
-#define MAXM 2 /* 8 and 5 of 16 */
+#define MAXM 3 /* 12 accumulators of 16 registers */
 #define FN(x) x##_avx2
 #define LABEL "avx2"
 #define TARGET __attribute__((target("avx2,fma")))
@@ -62,14 +62,15 @@ typedef struct {
 #define TARGET
 #include "_blas_tile.h"
 
-/* Where a product stops being narrow: more rows than this are worth packing for. Columns of
- * B[k,n] lie n apart, so wide ones miss the TLB at each step: those are left to OpenBLAS too. */
+/* Up to how many rows a product counts as narrow: about where packing begins to pay. Columns of
+ * B[k,n] lie n apart, so long rows of B miss the TLB at each step: those are forwarded too. */
 static struct {
   const Kernels *kernels;
   int threads;
   long dot_rows, sum_rows, sum_cols;
-  void (*sgemm)(), (*dgemm)(), (*cgemm)();
-} state = {NULL, 1, 24, 24, 512, NULL, NULL, NULL};
+  void *sgemm, *dgemm, *cgemm;
+  void (*set_threads)(int);
+} state = {.threads = 1, .dot_rows = 40, .sum_rows = 40, .sum_cols = 512};
 
 static void *symbol(void *library, const char *name) {
   char prefixed[64];
@@ -86,40 +87,51 @@ static const Kernels *best_kernels(void) {
   return &kernels_generic;
 }
 
-/* Forward what is not narrow to the library at `path`; 0 if that worked. `threads` >= 1. */
+/* Forward what is not narrow to the library at `path`; 0 if that worked. */
 int headrace_blas_open(const char *path) {
   void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!library) return 1;
   state.sgemm = symbol(library, "cblas_sgemm");
   state.dgemm = symbol(library, "cblas_dgemm");
   state.cgemm = symbol(library, "cblas_cgemm");
-  void (*set)(int) = symbol(library, "openblas_set_num_threads");
-  if (set) set(state.threads);
+  state.set_threads = symbol(library, "openblas_set_num_threads");
   return !(state.sgemm && state.dgemm && state.cgemm);
 }
 
-void headrace_blas_threads(int threads) { state.threads = threads > 1 ? threads : 1; }
+/* Threads of one product, ours and the library's. */
+void headrace_blas_threads(int threads) {
+  state.threads = threads > 1 ? threads : 1;
+  if (state.set_threads) state.set_threads(state.threads);
+}
+
 int headrace_blas_get_threads(void) { return state.threads; }
-int headrace_blas_ready(void) { return state.sgemm != NULL; }
 const char *headrace_blas_kernels(void) { return best_kernels()->name; }
 
-/* For measuring: rows from which on a product is forwarded (0 forwards all). */
+/* For measuring: rows up to which a product counts as narrow (0 forwards all). */
 void headrace_blas_limits(long dot_rows, long sum_rows) {
   state.dot_rows = dot_rows, state.sum_rows = sum_rows;
 }
 
-/* One strip of columns, all rows. Rows are split evenly, so that no tile is left with one row. */
+static void store(const Product *g, long i, long j, int rows, int cols, const float *out, int step) {
+  for (int r = 0; r < rows; r++) {
+    float *c = g->c + (i + r) * g->ldc + j;
+    if (g->alpha == 1 && g->beta == 0)
+      memcpy(c, out + r * step, cols * sizeof(float));
+    else
+      for (int x = 0; x < cols; x++)
+        c[x] = g->alpha * out[r * step + x] + (g->beta == 0 ? 0 : g->beta * c[x]);
+  }
+}
+
+/* One strip of columns, all rows: split evenly over tiles, which find the strip of B in L1. */
 static void strip(const Kernels *kernels, Tile *tile, const Product *g, long j, int cols, int step) {
   float out[6 * 4 * 16];
   const long tiles = (g->m + kernels->rows - 1) / kernels->rows;
   for (long t = 0, i = 0; t < tiles; t++) {
-    const int rows = (int)((g->m * (t + 1)) / tiles - i);
+    const int rows = (int)(g->m * (t + 1) / tiles - i);
     tile(rows, cols, g, i, j, out);
-    for (int r = 0; r < rows; r++, i++) {
-      float *c = g->c + i * g->ldc + j;
-      for (int x = 0; x < cols; x++)
-        c[x] = g->alpha * out[r * step + x] + (g->beta == 0 ? 0 : g->beta * c[x]);
-    }
+    store(g, i, j, rows, cols, out, step);
+    i += rows;
   }
 }
 
@@ -128,7 +140,10 @@ static void narrow(const Product *g, int dot) {
   Tile *tile = dot ? kernels->dot : kernels->sum;
   const int step = dot ? 4 : 4 * kernels->lanes, part = dot ? 1 : kernels->lanes;
   const long whole = g->n / step;
-#pragma omp parallel for schedule(static) num_threads(state.threads) if (state.threads > 1 && g->n * g->k > 65536)
+#ifdef _OPENMP
+  const int threads = g->n * g->k > 65536 ? state.threads : 1; /* waking others costs microseconds */
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+#endif
   for (long s = 0; s < whole; s++) strip(kernels, tile, g, s * step, step, step);
   for (long j = whole * step; j < g->n; j += part)
     strip(kernels, tile, g, j, g->n - j < part ? g->n - j : part, step);

@@ -9,18 +9,17 @@
 
 typedef float FN(vec) __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
-/* out[i][j] = a_i . b_j for `rows` rows of A and `cols` <= 4 rows of B, all of length k. The rows of B
- * come from memory once, for the first tile of a strip, and from L1 for the others. `ahead` is the
- * distance in floats to what the next strip will want. */
-INLINE TARGET static void FN(dot_tile)(const int rows, const int cols, long k, const float *a,
-                                       long lda, const float *b, long ldb, long ahead, float *out) {
+/* out[i][j] = a_i . b_j for `rows` rows of A and `cols` (4 or 1) rows of B, all of length k. The rows of
+ * B come from memory once, for the first tile of a strip, and from L1 for the others; meanwhile the
+ * tiles of a strip share the work of fetching the next one: `ahead` points at `fetch` of its rows. */
+INLINE TARGET static void FN(dot_tile)(const int rows, const int cols, const int fetch, long k,
+                                       const float *a, long lda, const float *b, long ldb,
+                                       const float *ahead, float *out) {
   FN(vec) s[6][4] = {{{0}}}, x, y[4];
   long p = 0;
   for (; p + LANES <= k; p += LANES) {
-    UNROLL for (int j = 0; j < cols; j++) {
-      y[j] = *(const FN(vec) *)(b + j * ldb + p);
-      __builtin_prefetch(b + j * ldb + p + ahead, 0, 2);
-    }
+    UNROLL for (int j = 0; j < fetch; j++) __builtin_prefetch(ahead + j * ldb + p, 0, 2);
+    UNROLL for (int j = 0; j < cols; j++) y[j] = *(const FN(vec) *)(b + j * ldb + p);
     UNROLL for (int i = 0; i < rows; i++) {
       x = *(const FN(vec) *)(a + i * lda + p);
       UNROLL for (int j = 0; j < cols; j++) s[i][j] += x * y[j];
@@ -34,10 +33,27 @@ INLINE TARGET static void FN(dot_tile)(const int rows, const int cols, long k, c
       UNROLL for (int j = 0; j < cols; j++) s[i][j] += *(FN(vec) *)padx * *(FN(vec) *)pad[j];
     }
   }
-  UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < cols; j++) {
-    union { FN(vec) v; quad q[LANES / 4]; } u = {s[i][j]};
-    UNROLL for (int h = LANES / 8; h; h /= 2) UNROLL for (int l = 0; l < h; l++) u.q[l] += u.q[l + h];
-    out[i * 4 + j] = (u.q[0][0] + u.q[0][2]) + (u.q[0][1] + u.q[0][3]);
+  UNROLL for (int i = 0; i < rows; i++) {
+#if LANES == 16 && defined(MIX)
+    if (cols == 4) { /* the same tree as below, four outputs at once */
+      const FN(vec) t = MIX(s[i][0], s[i][1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+                        MIX(s[i][0], s[i][1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+      const FN(vec) u = MIX(s[i][2], s[i][3], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+                        MIX(s[i][2], s[i][3], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+      FN(vec) w = MIX(t, u, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+                  MIX(t, u, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+      w += MIX(w, w, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+      w += MIX(w, w, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+      w = MIX(w, w, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+      memcpy(out + i * 4, &w, 4 * sizeof(float));
+      continue;
+    }
+#endif
+    UNROLL for (int j = 0; j < cols; j++) {
+      union { FN(vec) v; quad q[LANES / 4]; } u = {s[i][j]};
+      UNROLL for (int h = LANES / 8; h; h /= 2) UNROLL for (int l = 0; l < h; l++) u.q[l] += u.q[l + h];
+      out[i * 4 + j] = (u.q[0][0] + u.q[0][2]) + (u.q[0][1] + u.q[0][3]);
+    }
   }
 }
 
@@ -67,10 +83,11 @@ INLINE TARGET static void FN(sum_tile)(const int rows, const int vecs, long widt
 
 TARGET static void FN(dot)(int rows, int cols, const Product *g, long i, long j, float *out) {
   const float *a = g->a + i * g->lda, *b = g->b + j * g->ldb;
-  const long ahead = i ? 0 : 4 * g->ldb;
-#define DOT4(R) FN(dot_tile)(R, 4, g->k, a, g->lda, b, g->ldb, ahead, out)
-#define DOT1(R) FN(dot_tile)(R, 1, g->k, a, g->lda, b, g->ldb, 0, out)
-  if (cols == 4) CASES(DOT4) else CASES(DOT1)
+  const float *next = b + 4 * g->ldb; /* the next strip, fetched by the first tiles of this one */
+#define DOT4(R) FN(dot_tile)(R, 4, 4, g->k, a, g->lda, b, g->ldb, next, out)
+#define DOT2(R) FN(dot_tile)(R, 4, 2, g->k, a, g->lda, b, g->ldb, next + 4 * i / g->m * g->ldb, out)
+#define DOT1(R) FN(dot_tile)(R, 1, 0, g->k, a, g->lda, b, g->ldb, b, out)
+  if (cols == 4 && g->m <= MAXM) CASES(DOT4) else if (cols == 4) CASES(DOT2) else CASES(DOT1)
 }
 
 TARGET static void FN(sum)(int rows, int cols, const Product *g, long i, long j, float *out) {
@@ -90,6 +107,7 @@ static const Kernels FN(kernels) = {LABEL, LANES, MAXM, FN(dot), FN(sum)};
 #undef CASE
 #undef CASES
 #undef DOT4
+#undef DOT2
 #undef DOT1
 #undef SUM4
 #undef SUM1

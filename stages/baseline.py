@@ -54,10 +54,11 @@ def prepare(folder: Path, device: Device) -> None:
     from stages.models.loading.gguf_tokens import gguf_tokens
     from stages.models.smollm2 import Smollm2
 
-    file = read(Smollm2(device).locate())  # type: ignore[arg-type]  # its literals are narrower
+    model = Smollm2(device)  # type: ignore[arg-type]  # its literals are narrower
+    file = read(model.locate())
     arch = ARCHITECTURES["llama"]
     config = arch.config(lambda key, default=None: file.metadata.get(f"llama.{key}", default))
-    tokens, words = gguf_tokens(file.metadata, None)
+    tokens, words = gguf_tokens(file.metadata, None, model.memory)
     tied = "output.weight" not in file.tensors
     facts = {"vocab_size": len(words.tokens), "tie_word_embeddings": tied, "torch_dtype": "float32"}
     ids = {"bos_token_id": words.id("bos"), "eos_token_id": words.id("eos")}

@@ -77,7 +77,7 @@ def system_openblas() -> str | None:
 
 
 def extension() -> str | None:
-    """Our C library, where a compiler was there to build it. Found, never imported: it is no module."""
+    """Our C library, if a compiler was there to build it. Found, never imported: it is no module."""
     return package_file("stages", "_blas*.so")
 
 

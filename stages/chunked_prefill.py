@@ -43,7 +43,11 @@ class ChunkedPrefill:
     def _goal(self, sequence: Sequence) -> list[int]:
         """All tokens the rows must hold before this row decodes."""
         known = sequence.prompt_ids + sequence.output_ids
-        return known if self.drafter.prefill == "full" and not sequence.output_ids else known[:-1]
+        return known if self._draws_first(sequence) else known[:-1]
+
+    def _draws_first(self, sequence: Sequence) -> bool:
+        """Whether token 0 is drawn from the last prompt token's scores."""
+        return self.drafter.prefill == "full" and not sequence.output_ids
 
     def _next_width(self, sequence: Sequence, goal: list[int]) -> int:
         done = len(sequence.processed_ids)
@@ -54,7 +58,8 @@ class ChunkedPrefill:
 
     def _step(self, batch: Batch, goals: list[list[int]], width: int) -> None:
         chunks = [
-            goal[len(s.processed_ids) :][:width] for s, goal in zip(batch.sequences, goals, strict=True)
+            goal[len(s.processed_ids) :][:width]
+            for s, goal in zip(batch.sequences, goals, strict=True)
         ]
         round = batch.rows.begin(chunks)
         hidden_BWD = self.target.hidden(round.tokens_BW, round.caches)
@@ -75,7 +80,7 @@ class ChunkedPrefill:
         ending = [
             row
             for row, (sequence, goal) in enumerate(zip(batch.sequences, goals, strict=True))
-            if len(sequence.processed_ids) + width == len(goal) == len(sequence.prompt_ids)
+            if self._draws_first(sequence) and len(sequence.processed_ids) + width == len(goal)
         ]
         if not ending:
             return []
@@ -88,7 +93,9 @@ class ChunkedPrefill:
         """Give the batch its rows, from saved states where there are any."""
         states = [self._borrowed(sequence) for sequence in batch.sequences]
         tokens = [list(state.tokens) if state else [] for state in states]
-        attachments = [state.attachments[0] if state and state.attachments else None for state in states]
+        attachments = [
+            state.attachments[0] if state and state.attachments else None for state in states
+        ]
         changes = [
             batch.rows.prepare_append(states),
             batch.draft_rows.prepare_append(tokens, attachments),

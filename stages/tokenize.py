@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from os.path import commonprefix
+from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from typing import Any
 
 from pipeline.errors import RequestError
@@ -50,6 +50,7 @@ class Tokenize:
         sequence.namespace = digest(self._namespace(request))
         lower = self.sampler.defaults.over(self.target.generation).over(NEUTRAL)
         sequence.sampling = request.sampling.over(lower)
+        self._check_bias(sequence.sampling.logit_bias or ())
         seed = sequence.sampling.seed
         sequence.seed = secrets.randbits(63) if seed is None else seed
         sequence.sampler = self.sampler.bind(
@@ -75,6 +76,15 @@ class Tokenize:
             )
         return ids
 
+    def _check_bias(self, logit_bias: Iterable[tuple[int, float]]) -> None:
+        wrong = [i for i, _ in logit_bias if not 0 <= i < self.target.vocab_size]
+        if wrong:
+            raise RequestError(
+                f"logit_bias: token id {wrong[0]} is not in the vocabulary "
+                f"(0..{self.target.vocab_size - 1})",
+                param="logit_bias",
+            )
+
     def _boundary(self, request: Request, prompt_ids: list[int]) -> int:
         """Tokens the next turn will repeat: a chat without the reply's header, which templates
         rewrite once the turn is history; for plain text all but the last token."""
@@ -86,7 +96,8 @@ class Tokenize:
             )
         except RequestError:
             return 0
-        return min(len(commonprefix([history, prompt_ids])), len(prompt_ids) - 1)
+        shared = takewhile(lambda pair: pair[0] == pair[1], zip(history, prompt_ids, strict=False))
+        return min(sum(1 for _ in shared), len(prompt_ids) - 1)
 
     def _room(self, request: Request, prompt_len: int) -> int:
         """Ceiling on emitted tokens; with it no position at or past the context is ever run."""

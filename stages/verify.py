@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pipeline.types import Batch, Round, Target
 from stages.scores import Scores, WindowScores
 
@@ -28,26 +26,20 @@ class Verify:
     def run(self, batch: Batch) -> None:
         windows = [[s.pending, *s.proposal] for s in batch.sequences]
         plain = all(len(window) == 1 for window in windows)
-        batch.round, logits_BWV = self._take_ahead(batch, windows) if plain else (None, None)
-        if batch.round is None:
+        if plain and batch.ahead is not None:
+            batch.round, scores = batch.ahead
+            batch.ahead = None
+            batch.round.feed([window[0] for window in windows])
+        else:
             batch.drop_ahead()
-            batch.round, logits_BWV = self._forward(batch, batch.rows.begin(windows))
-        scores = Scores(logits_BWV)
+            batch.round, scores = self._forward(batch.rows.begin(windows))
         batch.round.launch(scores.device)
         self.target.calls += 1
         for row, sequence in enumerate(batch.sequences):
             sequence.scores = WindowScores(scores, row, batch.round.columns(row))
         if plain and self.build_ahead:
-            batch.ahead = self._forward(batch, batch.rows.begin_ahead())
+            batch.ahead = self._forward(batch.rows.begin_ahead())
 
-    def _take_ahead(self, batch: Batch, windows: list[list[int]]) -> tuple[Round | None, Any]:
-        if batch.ahead is None:
-            return None, None
-        round, logits_BWV = batch.ahead
-        batch.ahead = None
-        round.feed([window[0] for window in windows])
-        return round, logits_BWV
-
-    def _forward(self, batch: Batch, round: Round) -> tuple[Round, Any]:
+    def _forward(self, round: Round) -> tuple[Round, Scores]:
         hidden_BWD = self.target.hidden(round.tokens_BW, round.caches)
-        return round, self.target.head(hidden_BWD)
+        return round, Scores(self.target.head(hidden_BWD))

@@ -1,1 +1,7 @@
-"""Fixtures that several test files share."""
+"""What must happen before any test module is imported, and fixtures that several files share."""
+
+from __future__ import annotations
+
+from stages.device import Device
+
+Device().open()  # the fast BLAS has to be there before any test imports mlx

@@ -18,7 +18,9 @@ ORACLE = "drafter._target_=toy_drafters.Oracle"
 @contextmanager
 def serving(*overrides: str, recipe: str = "tiny") -> Iterator[Engine]:
     """An engine of a small recipe; parts from tests/ are allowed."""
-    with pipeline.load(recipe, *overrides, allow=("toy_drafters.",)) as engine:
+    with pipeline.load(
+        recipe, "debug=none", "telemetry=quiet", *overrides, allow=("toy_drafters.",)
+    ) as engine:
         yield engine
 
 

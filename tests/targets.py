@@ -20,11 +20,12 @@ class Cpu:
     weights: str = "float32"
     kind: str = "cpu"
     can: frozenset[str] = frozenset()
+    blas: str = "extension"
 
     def open(self) -> None: ...
     def close(self) -> None: ...
     def describe(self) -> Mapping[str, Any]:
-        return {}
+        return {"blas": self.blas}
 
 
 def opened(part: Any) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hydra import initialize_config_dir
 
+from pipeline.catalog import Catalog, package_folder
 from pipeline.compose import compose, read
 from pipeline.errors import ConfigError
 from pipeline.plan import plan
@@ -138,12 +139,13 @@ def test_plus_is_no_way_around():
 
 def test_unknown_options_list_the_choices():
     assert said("kv=kv8") == ["kv: has no option 'kv8'. Options: native. Try: headrace list kv"]
+    names = ", ".join(Catalog(package_folder("conf")).options("drafter"))
     assert said("drafter=ngrm") == [
-        "drafter: has no option 'ngrm'. Did you mean 'ngram'? Options: ngram, none. "
+        f"drafter: has no option 'ngrm'. Did you mean 'ngram'? Options: {names}. "
         "Try: headrace list drafter"
     ]
     assert said("drafter=null") == [
-        "drafter: takes one of its options: ngram, none. Try: drafter=none"
+        f"drafter: takes one of its options: {names}. Try: drafter=none"
     ]
     assert "has no option 'ngram,none'" in said("drafter=ngram,none")[0]
     assert "takes one of its options" in said("drafter=[ngram]")[0]

@@ -4,15 +4,52 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from stages.blas import extension
+from pipeline.errors import OpenError
+from stages import blas
+from stages.device import Device, cores
 
 ROOT = Path(__file__).resolve().parent.parent
+linux = pytest.mark.skipif(sys.platform != "linux", reason="macOS has its own BLAS")
+needs_extension = pytest.mark.skipif(
+    blas.extension() is None, reason="the C extension is not built"
+)
 
-needs_extension = pytest.mark.skipif(extension() is None, reason="the C extension is not built")
+# Calls our library directly, without mlx. A column of C beyond n must never be written.
+GEMM = """
+import ctypes, numpy as np
+from stages import blas
+lib = blas.load("extension", {threads}).library
+assert lib is not None
+rng = np.random.default_rng(0)
+pointer = lambda x: x.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+
+def gemm(ta, tb, m, n, k, alpha, a, b, beta, c, order=101):
+    lib.cblas_sgemm(order, ta, tb, m, n, k, ctypes.c_float(alpha), pointer(a), a.shape[1],
+                    pointer(b), b.shape[1], ctypes.c_float(beta), pointer(c), c.shape[1])
+
+def matrix(rows, cols, pad):
+    flat = rng.standard_normal(rows * (cols + pad) + 1, dtype=np.float32)
+    return flat[1:].reshape(rows, cols + pad)  # 4 bytes off any alignment
+
+def check(ta, tb, m, n, k, alpha=1.0, beta=0.0):
+    a = matrix(m, k, 3) if ta == 111 else matrix(k, m, 2)
+    b = matrix(n, k, 1) if tb == 112 else matrix(k, n, 5)
+    c = matrix(m, n, 2)
+    before = c.copy()
+    if beta == 0:
+        c[:, :n] = np.nan
+    gemm(ta, tb, m, n, k, alpha, a, b, beta, c)
+    A = (a[:, :k] if ta == 111 else a[:, :m].T).astype(np.float64)
+    B = (b[:, :k].T if tb == 112 else b[:, :n]).astype(np.float64)
+    expected = alpha * A @ B + beta * before[:, :n]
+    assert np.abs(c[:, :n] - expected).max() < 1e-5 * (4 + k), (ta, tb, m, n, k, alpha, beta)
+    assert (c[:, n:] == before[:, n:]).all(), "wrote past n"
+"""
 
 
 def run(code: str, *flags: str) -> str:
@@ -24,12 +61,200 @@ def run(code: str, *flags: str) -> str:
     return done.stdout
 
 
+def gemm_run(code: str, threads: int = 1) -> str:
+    return run(GEMM.replace("{threads}", str(threads)) + code)
+
+
+OPEN = "import warnings; warnings.simplefilter('ignore')\nfrom stages.device import Device\n"
+PRODUCT = "import mlx.core as mx\nprint((mx.ones((2, 3)) @ mx.ones((3, 2))).tolist())\n"
+
+
+@linux
 @needs_extension
-def test_our_kernels_are_the_first_choice():
-    out = run(
-        "from stages.device import Device\n"
-        "d = Device(threads=1); d.open(); d.open()\n"
-        "import mlx.core as mx\n"
-        "print(d.describe()['blas'], d.describe()['warnings'], (mx.ones((2, 3)) @ mx.ones((3, 2))).tolist())"
+def test_every_shape_stride_and_scale_agrees_with_numpy():
+    gemm_run("""
+for m in [*range(1, 14), 17, 24, 31, 40, 41]:
+    for n in (1, 3, 4, 70, 130):
+        for k in (1, 5, 16, 33, 100):
+            check(111, 112, m, n, k)
+            check(111, 111, m, n, k)
+for m, n, k in ((1, 7, 9), (3, 5, 40), (8, 65, 17), (50, 33, 70)):
+    for ta in (111, 112):
+        for tb in (111, 112):
+            check(ta, tb, m, n, k, 0.5, 2.0)
+            check(ta, tb, m, n, k, -1.5, 1.0)
+            check(ta, tb, m, n, k, 2.0, 0.0)
+check(111, 111, 4, 600, 30)  # wider than our kernel takes
+""")
+
+
+@linux
+@needs_extension
+def test_a_row_is_the_same_to_the_last_bit_alone_and_with_others():
+    gemm_run("""
+for tb, n, k in ((112, 130, 576), (112, 70, 100), (112, 401, 64), (111, 64, 400), (111, 70, 33)):
+    a, b = matrix(40, k, 0), matrix(n, k, 0) if tb == 112 else matrix(k, n, 0)
+    whole = np.zeros((40, n), np.float32)
+    gemm(111, tb, 40, n, k, 1, a, b, 0, whole)
+    for width in range(1, 40):
+        for first in {0, 40 - width, (40 - width) // 2}:
+            part = np.zeros((width, n), np.float32)
+            gemm(111, tb, width, n, k, 1, a[first : first + width], b, 0, part)
+            assert (part == whole[first : first + width]).all(), (tb, n, k, width, first)
+""")
+
+
+@linux
+@needs_extension
+def test_the_other_two_products_and_column_major_order():
+    gemm_run("""
+a, b = rng.standard_normal((5, 7)), rng.standard_normal((7, 6))
+c = np.zeros((5, 6))
+double = lambda x: x.ctypes.data_as(ctypes.POINTER(ctypes.c_double))
+lib.cblas_dgemm(101, 111, 111, 5, 6, 7, ctypes.c_double(2), double(a), 7, double(b), 6, ctypes.c_double(0),
+                double(c), 6)
+assert np.allclose(c, 2 * a @ b)
+z, w = (a + 1j * a[::-1]).astype(np.complex64), (b - 1j * b[::-1]).astype(np.complex64)
+out, one, zero = np.zeros((5, 6), np.complex64), np.ones(1, np.complex64), np.zeros(1, np.complex64)
+any_ = lambda x: x.ctypes.data_as(ctypes.c_void_p)
+lib.cblas_cgemm(101, 111, 111, 5, 6, 7, any_(one), any_(z), 7, any_(w), 6, any_(zero), any_(out), 6)
+assert np.allclose(out, z @ w, atol=1e-4)
+x, y = matrix(7, 5, 0), matrix(6, 7, 0)  # column-major: 5x7 and 7x6
+to = np.zeros((6, 5), np.float32)
+gemm(111, 111, 5, 6, 7, 1, x, y, 0, to, order=102)
+assert np.allclose(to, y @ x, atol=1e-5)
+""")
+
+
+@linux
+@needs_extension
+def test_without_any_openblas_plain_loops_take_its_place():
+    gemm_run("").strip()
+    code = GEMM.replace("{threads}", "1").replace(
+        "lib =",
+        "blas.scipy_openblas = blas.cmeel_openblas = blas.system_openblas = lambda: None\nlib =",
     )
-    assert out == "extension+scipy-openblas32 [] [[3.0, 3.0], [3.0, 3.0]]\n"
+    run(
+        code
+        + "\nfor ta in (111, 112):\n    for tb in (111, 112):\n        check(ta, tb, 50, 9, 11, 0.5, 2.0)\n"
+    )
+
+
+@linux
+@needs_extension
+def test_threads_are_set_and_change_no_bit():
+    out = gemm_run(
+        """
+a, b = matrix(3, 576, 0), matrix(1000, 576, 0)
+print(lib.headrace_blas_get_threads())
+results = []
+for threads in (2, 1):
+    lib.headrace_blas_threads(threads)
+    c = np.zeros((3, 1000), np.float32)
+    gemm(111, 112, 3, 1000, 576, 1, a, b, 0, c)
+    results.append(c)
+assert (results[0] == results[1]).all()
+print(lib.headrace_blas_get_threads())
+""",
+        threads=2,
+    )
+    assert out.split() == ["2", "1"]
+
+
+@linux
+@needs_extension
+def test_our_kernels_are_the_first_choice_and_opening_twice_changes_nothing():
+    out = run(
+        OPEN + "d = Device(threads=1); d.open(); d.open(); e = Device(threads=1); e.open()\n"
+        "print(d.describe()['blas'], e.describe()['blas'], d.describe()['warnings'], e.warnings)\n"
+        + PRODUCT
+    )
+    name = "extension+scipy-openblas32"
+    assert out == f"{name} {name} [] []\n[[3.0, 3.0], [3.0, 3.0]]\n"
+
+
+@linux
+def test_mlx_imported_too_early_is_said_and_does_not_stop_anything():
+    out = run(
+        OPEN + "import mlx.core\nd = Device(); d.open()\n"
+        "print(d.describe()['blas']); print(d.describe()['warnings'][0])\n" + PRODUCT
+    )
+    assert out.splitlines()[0] == "reference"
+    assert "imported before the device was opened" in out
+    assert "[[3.0, 3.0], [3.0, 3.0]]" in out
+
+
+@linux
+def test_another_default_device_is_said():
+    out = run(
+        OPEN + "from stages import blas\nblas.load('auto', 1)\nimport mlx.core as mx\n"
+        "real, first = mx.default_device, [mx.Device(mx.gpu, 0)]\n"
+        "mx.default_device = lambda: first.pop() if first else real()\n"
+        "d = Device(kind='cpu'); d.open(); print(d.warnings)"
+    )
+    assert "it uses Device(cpu, 0) from now on" in out
+
+
+@linux
+def test_the_chosen_threads_and_a_missing_blas():
+    out = run(
+        OPEN + "from stages import blas\n"
+        "blas.LOADERS.update(extension=lambda: None, cmeel=lambda: None, system=lambda: None)\n"
+        "d = Device(threads=3); d.open(); print(d.describe()['threads'], d.describe()['blas'], d.warnings)"
+    )
+    assert out.startswith("3 reference")
+    assert "pip install" in out
+
+
+@linux
+def test_fallbacks_are_tried_in_order():
+    out = run(
+        "from stages import blas\n"
+        "tried = []\n"
+        "def loader(name, found):\n"
+        "    return lambda: tried.append(name) or (blas.Blas(name, '/lib') if found else None)\n"
+        "blas.LOADERS.update(extension=loader('extension', False), cmeel=loader('cmeel', True),"
+        " system=loader('system', True))\n"
+        "print(blas.load('auto', 1).name, tried, blas.load('none', 1).name)"
+    )
+    assert out.strip() == "cmeel ['extension', 'cmeel'] reference"
+
+
+@linux
+def test_blas_none_leaves_mlx_as_shipped():
+    out = run(
+        OPEN
+        + "d = Device(blas='none'); d.open(); print(d.describe()['blas'], d.warnings)\n"
+        + PRODUCT
+    )
+    assert out == "reference []\n[[3.0, 3.0], [3.0, 3.0]]\n"
+
+
+@linux
+def test_an_unavailable_device_says_what_to_install():
+    out = run(
+        OPEN + "from pipeline.errors import OpenError\n"
+        "try:\n    Device(kind='cuda').open()\nexcept OpenError as error:\n    print(error)"
+    )
+    assert "device cuda is not available" in out
+    assert "headrace[cuda]" in out
+
+
+def test_measure_calls_the_reference_blas_slow(monkeypatch: pytest.MonkeyPatch):
+    device = Device(kind="cpu")
+    times: Iterator[float] = iter([1.0, 0.01, 0.02])  # 2 GFLOP/s
+    monkeypatch.setattr("stages.device.best_of", lambda work, n: next(times))
+    monkeypatch.setattr("stages.device.sys.platform", "linux")
+    measured = device.measure()
+    assert measured["slow"]
+    assert "cmeel-openblas" in measured["advice"]
+    assert (measured["one_row_ms"], measured["eight_rows_ms"]) == (10.0, 20.0)
+
+
+def test_the_constructor_stores_and_imports_nothing():
+    out = run("import sys\nfrom stages.device import Device\nDevice()\nprint('mlx' in sys.modules)")
+    assert out == "False\n"
+    assert Device(threads=5).threads == 5
+    assert Device().threads == max(1, cores() - 1)
+    with pytest.raises(OpenError, match=r"device\.threads is 0"):
+        Device(threads=0)

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from pipeline.errors import OpenError, RequestError
 from stages.models.fake import ByteTokens
 from stages.models.loading.checkpoint import _write_tokenizer
-from stages.models.loading.gguf_tokens import gguf_tokens, merges_from_scores
+from stages.models.loading.gguf_tokens import (
+    Vocabulary,
+    gguf_tokens,
+    merges_from_scores,
+    remembered_merges,
+)
 from stages.models.loading.hf_tokens import hf_tokens
 from stages.models.text.chat_template import ChatTemplate, template_source
 from stages.models.text.pieces import BytesDecoder, TextDecoder, join, sentencepiece
@@ -45,8 +50,8 @@ def spm_metadata():
 
 
 @pytest.fixture(scope="module")
-def spm():
-    return gguf_tokens(spm_metadata(), None)[0]
+def spm(tmp_path_factory):
+    return gguf_tokens(spm_metadata(), None, tmp_path_factory.mktemp("memory"))[0]
 
 
 @pytest.fixture(scope="module", params=["tiny", "spm", "bytes"])
@@ -70,7 +75,17 @@ def test_merges_rank_by_score_then_by_halves():
 
     tokens = ["a", "b", "ab", "aba", "ba"]
     merges = merges_from_scores(tokens, np.array([0.0, 0.0, -1.0, -3.0, -2.0]))
-    assert merges == [("a", "b"), ("b", "a"), ("a", "ba"), ("ab", "a")]
+    assert merges.tolist() == [[0, 1], [1, 0], [0, 4], [2, 0]]  # a b, b a, a ba, ab a
+
+
+def test_merges_are_remembered(tmp_path, monkeypatch):
+    words, note = Vocabulary(spm_metadata()), tmp_path / "merges" / "x.npy"
+    first = remembered_merges(words, note)
+    monkeypatch.setattr("stages.models.loading.gguf_tokens.merges_from_scores", None)
+    assert remembered_merges(words, note).tolist() == first.tolist()
+    monkeypatch.undo()
+    note.write_bytes(note.read_bytes()[:-7])  # cut short: made again
+    assert remembered_merges(words, note).tolist() == first.tolist()
 
 
 def test_bos_is_added_once(tiny):
@@ -269,7 +284,7 @@ def real(module, name):
     from stages.models.loading.gguf_reader import read
 
     part = getattr(import_module(f"stages.models.{module}"), name)(SimpleNamespace(kind="cpu"))
-    return gguf_tokens(read(part.locate()).metadata, None)[0]
+    return gguf_tokens(read(part.locate()).metadata, None, part.memory)[0]
 
 
 GOLDEN_TEXTS = ["Hello, world!", "1234 3.14", "  two\n\n\tx", "日本 👩‍👧", "don't"]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, Namespace
+from importlib import import_module
+from types import ModuleType
+from typing import Any
 
 from pipeline.cli.arguments import add_recipe
 
@@ -12,6 +16,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
+    _put_off("numpy")
     from pipeline.build import build
     from pipeline.compose import compose
     from pipeline.plan import plan
@@ -20,3 +25,23 @@ def run(args: Namespace) -> int:
     parts = sum(len(part) if isinstance(part, list) else 1 for part in built.parts.values())
     print(f"ok: {len(built.stages)} stages, {parts} parts")
     return 0
+
+
+class _Later(ModuleType):
+    """Stands for a package until something in it is used. (`importlib.util.LazyLoader` means the same,
+    but up to Python 3.12 a plain `import` of it already counts as use.)"""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__path__":
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        package = import_module(self.__name__)
+        self.__dict__.update(vars(package))
+        return getattr(package, name)
+
+
+def _put_off(name: str) -> None:
+    """Nothing computes here, and importing numpy alone would be a fifth of the time."""
+    if name not in sys.modules:
+        sys.modules[name] = _Later(name)

@@ -12,13 +12,13 @@ from urllib.parse import urlsplit
 
 from pipeline.cli.arguments import add_recipe
 
-PROMPT = "List the days of the week, one a line. Then list them once more."
+PROMPT = "Write a short Python class for a bank account with deposit and withdraw, then show how it is used."
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     add_recipe(parser)
     parser.add_argument("--prompt", default=PROMPT, metavar="TEXT", help="what is asked")
-    parser.add_argument("--max-tokens", type=int, default=160, metavar="N")
+    parser.add_argument("--max-tokens", type=int, default=240, metavar="N")
 
 
 def run(args: Namespace) -> int:

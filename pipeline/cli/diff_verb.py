@@ -25,15 +25,16 @@ def run(args: Namespace) -> int:
         plan(compose(name, overrides), allow=args.allow_code)
         for name, overrides in zip(names, said, strict=True)
     )
-    lines = _lines(old.composed.choices, new.composed.choices)
-    values = _lines(flat(old.config), flat(new.config))
+    lines = _lines("options", old.composed.choices, new.composed.choices)
+    values = _lines("values", flat(old.config), flat(new.config))
     print(f"{old.composed.recipe} -> {new.composed.recipe}")
-    print("\n".join(["options", *lines, "values", *values]) if lines or values else "no difference")
+    print("\n".join([*lines, *values]) or "no difference")
     return 0
 
 
-def _lines(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    return [f"  {key}: {before} -> {after}" for key, before, after in changes(old, new)]
+def _lines(title: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    found = [f"  {key}: {before} -> {after}" for key, before, after in changes(old, new)]
+    return [title, *found] if found else []
 
 
 def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:

@@ -53,7 +53,6 @@ class Device(Part, Protocol):
 
     def describe(self) -> Mapping[str, Any]:
         """BLAS, threads, device and versions, for /health and doctor."""
-        ...
 
 
 class StreamDecoder(Protocol):
@@ -72,19 +71,16 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Ids of `text`; a BOS the text already starts with is not doubled."""
-        ...
 
     def render(
         self, messages: Seq[Mapping[str, Any]], args: Mapping[str, Any], *, reply: bool = True
     ) -> list[int]:
         """Ids of a chat, with the header of the assistant's turn if `reply`.
         RequestError (400) where there is no template or the template refuses."""
-        ...
 
     def decode(self, ids: Seq[int]) -> str: ...
     def token_bytes(self, token_id: int) -> bytes:
         """The token's own bytes, special tokens included by their text."""
-        ...
 
     def decoder(self) -> StreamDecoder: ...
 
@@ -106,15 +102,12 @@ class Target(Part, Protocol):
 
     def hidden(self, tokens_BW: Any, caches: Seq[Any]) -> Any:
         """hidden_BWD after the last norm. Lazy."""
-        ...
 
     def head(self, hidden_BWD: Any) -> Any:
         """logits_BWV, soft-cap included. Lazy."""
-        ...
 
     def prefill_chunk(self, prompt_len: int) -> int | None:
         """Preferred chunk in tokens for a prompt of this length; None: the stage decides."""
-        ...
 
 
 class Round(Protocol):
@@ -124,31 +117,33 @@ class Round(Protocol):
     are padding: never sampled, never kept. Exactly one of `resolve` and `abandon` ends it.
     """
 
-    tokens_BW: Any  # device int32: the real input, possibly longer than asked (replayed tokens)
-    caches: Seq[Any]  # one a layer, as mlx-lm's models take them
-    widths: Seq[int]
+    @property
+    def tokens_BW(self) -> Any:
+        """Device int32: the real input, possibly longer than asked (replayed tokens)."""
+
+    @property
+    def caches(self) -> Seq[Any]:
+        """One a layer, as mlx-lm's models take them."""
+
+    @property
+    def widths(self) -> Seq[int]: ...
 
     def columns(self, row: int) -> slice: ...
     def feed(self, tokens: Seq[int]) -> None:
         """Fill in the inputs of a round begun by `begin_ahead`, one a row, before it is launched."""
-        ...
 
     def launch(self, *arrays: Any) -> None:
         """Start evaluating `arrays` and the rows' new state. From here on only coverage can move."""
-        ...
 
     def wait(self) -> None:
         """Block until the rows' state after the launched forward has been computed."""
-        ...
 
     def resolve(self, keep: Seq[int]) -> None:
         """Keep the first `keep[b]` (0..widths[b]) asked inputs of each row. Afterwards the rows hold
         exactly the kept tokens. AssertionError out of range or if not the oldest open round."""
-        ...
 
     def abandon(self) -> None:
         """End a round that was never launched; the rows are as before `begin`."""
-        ...
 
 
 class Change(Protocol):
@@ -156,49 +151,42 @@ class Change(Protocol):
 
     def commit(self) -> None:
         """Swap it in. Cannot fail."""
-        ...
 
     def dispose(self) -> None:
         """Free what was not used: the new state before `commit`, the old one after."""
-        ...
 
 
 class Rows(Protocol):
     """State of all rows in all layers. `lengths[b]` tokens are held by row b in every layer."""
 
-    size: int
-    lengths: Seq[int]
+    @property
+    def size(self) -> int: ...
+    @property
+    def lengths(self) -> Seq[int]: ...
 
     def begin(self, tokens: Seq[Seq[int]]) -> Round:
         """Open a round with these inputs (host ids, ragged; a row may have none)."""
-        ...
 
     def begin_ahead(self) -> Round:
         """Open a round of one input a row on top of the launched one, assuming that it keeps
         everything; its ids are given later by `feed`. If the assumption fails: `abandon`."""
-        ...
 
     def prepare_append(self, states: Seq[State | None]) -> Change:
         """New rows at the end, empty for None, else holding the state's tokens (materialized)."""
-        ...
 
     def filter(self, keep: Seq[int]) -> None:
         """Keep these rows, in this order. An empty list leaves reusable empty rows."""
-        ...
 
     def extract(self, row: int, tokens: Seq[int], namespace: str) -> State:
         """The row's state for joining other rows at once: arrays may be lazy views."""
-        ...
 
     def capture(self, row: int, tokens: Seq[int], namespace: str, start: int = 0) -> State:
         """An owned, evaluated, compact state of the row's first len(tokens) tokens, whose segments
         begin at `start` (the tier already holds the rest)."""
-        ...
 
     def nbytes(self) -> int: ...
     def check_integrity(self) -> None:
         """Recount everything; AssertionError with the numbers."""
-        ...
 
     def close(self) -> None: ...
 
@@ -211,7 +199,6 @@ class KVPolicy(Part, Protocol):
     def rows(self, target: Target, max_width: int) -> Rows:
         """Empty rows; a round may be up to `max_width` wide without losing what windows need.
         OpenError where the model has a layer kind this policy cannot store, naming the layers."""
-        ...
 
     def bytes_per_token(self, target: Target) -> float: ...
 
@@ -222,28 +209,24 @@ class DraftRows(Protocol):
     Between rounds each row has processed exactly the tokens the target's row holds.
     """
 
-    size: int
+    @property
+    def size(self) -> int: ...
 
     def prefill(self, tokens: Seq[Seq[int]], hidden: Any = None) -> None:
         """The target's rows took these prompt tokens; `hidden` as the drafter's taps want it."""
-        ...
 
     def draft(self, pending: Seq[int], depths: Seq[int], samplers: Seq[Any]) -> list[list[int]]:
         """0..depths[b] proposed ids a row to follow `pending[b]`. Deterministic."""
-        ...
 
     def commit(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
         """The target's rows kept these inputs of the round `draft` was called for."""
-        ...
 
     def consume(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
         """The same for a round in which `draft` was not called."""
-        ...
 
     def prepare_append(self, tokens: Seq[Seq[int]], attachments: Seq[Attachment | None]) -> Change:
         """Rows that have processed `tokens`: from the attachment where it fits, else refilled from
         the ids where the drafter can, else cold."""
-        ...
 
     def filter(self, keep: Seq[int]) -> None: ...
     def capture(self, row: int) -> Attachment | None: ...
@@ -272,11 +255,9 @@ class Depth(Part, Protocol):
 
     def choose(self, batch: Batch) -> list[int]:
         """Depth of each row for this round, 0..max."""
-        ...
 
     def observe(self, batch: Batch, seconds: float) -> None:
         """The round just committed took this long from draft to commit."""
-        ...
 
 
 class RowSampler(Protocol):
@@ -286,11 +267,12 @@ class RowSampler(Protocol):
 
     def draw(self, logits_V: Any, position: int) -> tuple[int, TokenLogprob | None]:
         """The target's own token at absolute `position`; changes nothing. logits_V is a host array."""
-        ...
 
     def push(self, token_id: int) -> None:
         """This token was emitted; penalties see it from now on."""
-        ...
+
+    def restart(self, output_ids: Seq[int]) -> None:
+        """After a fault: exactly these tokens were emitted."""
 
 
 class Sampler(Part, Protocol):
@@ -302,7 +284,6 @@ class Sampler(Part, Protocol):
         self, sampling: Sampling, seed: int, prompt_ids: Seq[int], logprobs: int | None
     ) -> RowSampler:
         """`sampling` is resolved: nothing in it is None except seed."""
-        ...
 
 
 class Rule(Part, Protocol):
@@ -314,7 +295,6 @@ class Rule(Part, Protocol):
         """Walk the window: emitted tokens (accepted drafts, then a correction or bonus) and how many
         drafts were accepted. Stops after an EOS (emitted last, counted as accepted if drafted) and
         after `limit` tokens; nothing beyond is sampled. logits_LV is a host array."""
-        ...
 
 
 class Matcher(Protocol):
@@ -355,19 +335,15 @@ class Tier(Part, Protocol):
 
     def lookup(self, tokens: Seq[int], namespace: str, limit: int) -> Match | None:
         """The longest usable state for a prefix of `tokens`, at most `limit` long. O(len(tokens))."""
-        ...
 
     def covered(self, tokens: Seq[int], namespace: str) -> int:
         """How many leading tokens are held already, so that `capture` need not copy them."""
-        ...
 
     def put(self, state: State) -> bool:
         """Take ownership. False if it was dropped (over the cap, or its base is gone)."""
-        ...
 
     def idle_step(self) -> bool:
         """Do one bounded piece of background work while nothing runs; True if more is left."""
-        ...
 
     def clear(self) -> None: ...
     def stats(self) -> Mapping[str, int | float]: ...
@@ -379,7 +355,6 @@ class Scheduler(Part, Protocol):
 
     def order(self, waiting: Seq[Sequence], active: Seq[Sequence]) -> list[Sequence]:
         """Who may start first. The engine takes from the front while there is room."""
-        ...
 
 
 class Limits(Part, Protocol):
@@ -392,7 +367,6 @@ class Limits(Part, Protocol):
 
     def admit(self, prompt_len: int, max_new: int, target: Target, kv: KVPolicy) -> None:
         """RequestError with the arithmetic if the request can never fit."""
-        ...
 
 
 Work = Callable[[], Any]

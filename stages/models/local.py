@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.errors import OpenError
 from pipeline.types import Device
-from stages.models.loading.fingerprint import artifact, cache_dir
+from stages.models.loading.fingerprint import artifact
 from stages.models.loading.hf_tokens import hf_tokens, read_json
 from stages.models.loading.lm import Loaded, MLXTarget, sampling
 from stages.models.loading.paths import expand, is_hub_id
@@ -77,7 +77,7 @@ class Local(MLXTarget):
     def _artifact(self, folder: Path) -> str:
         files = {p.name: p for p in [folder / "config.json", *folder.glob("*.safetensors")]}
         facts = {"weights": self.device.weights, "kind": self.device.kind}
-        return artifact(files, facts, cache_dir(self.cache_dir))
+        return artifact(files, facts, self.memory)
 
 
 def _model(folder: Path) -> tuple[Any, dict[str, Any]]:

@@ -9,7 +9,6 @@ from pipeline.errors import OpenError, nearest
 from pipeline.identity import digest
 from pipeline.types import Device
 from stages.models.loading.families import COMMON, FAMILIES, Family
-from stages.models.loading.fingerprint import cache_dir
 from stages.models.loading.paths import expand
 from stages.models.local import Local
 
@@ -47,7 +46,7 @@ class Tiny(Local):
 
         family, config = self._config()
         key = digest({"config": config, "seed": self.seed, "version": VERSION})
-        home = expand(self.folder) if self.folder else cache_dir(self.cache_dir) / "tiny"
+        home = expand(self.folder) if self.folder else self.memory / "tiny"
         place = home / f"{self.family}-{key[:12]}"
         if not place.exists():
             write(place, family.module, config, self.seed)

@@ -89,14 +89,20 @@ class AttentionLayout:
 
     # --- membership
 
-    def build(self, rows: Seq[Mapping[str, Any] | None], firsts: Seq[int], size: int) -> tuple[Buffers | None, list[int]]:
+    def build(
+        self, rows: Seq[Mapping[str, Any] | None], firsts: Seq[int], size: int
+    ) -> tuple[Buffers | None, list[int]]:
         """Buffers and starts of the present `size` rows and new ones: `rows[i]` holds keys and values
         (H, n, D) from position `firsts[i]`, or None. Lazy."""
         starts = [*self.starts, *firsts]
         known = [row for row in rows if row is not None]
         if self.buffers is None and not known:
             return None, starts
-        sample = (known[0]["keys"], known[0]["values"]) if known else tuple(b[0] for b in self.buffers or ())
+        sample = (
+            (known[0]["keys"], known[0]["values"])
+            if known
+            else tuple(b[0] for b in self.buffers or ())
+        )
         longest = max((row["keys"].shape[1] for row in known), default=0)
         capacity = max(_round_up(longest + 1), self.buffers[0].shape[2] if self.buffers else 0)
         built = []
@@ -104,7 +110,9 @@ class AttentionLayout:
             old = [] if self.buffers is None else [_pad(self.buffers[index], capacity)]
             if self.buffers is None and size:
                 old = [_zeros(sample[index], size, capacity)]
-            built.append(mx.concatenate([*old, *(_row(row and row[name], sample[index], capacity) for row in rows)]))
+            built.append(
+                mx.concatenate([*old, *(_row(row, name, sample[index], capacity) for row in rows)])
+            )
         return (built[0], built[1]), starts
 
     def install(self, built: tuple[Buffers | None, list[int]]) -> None:
@@ -131,7 +139,10 @@ class AttentionLayout:
     def check(self, lengths: Seq[int]) -> None:
         assert len(self.starts) == len(lengths), (self.starts, lengths)
         for start, length in zip(self.starts, lengths, strict=True):
-            assert start == 0 or (self.window and length - start >= self.window - 1), (start, length)
+            assert start == 0 or (self.window and length - start >= self.window - 1), (
+                start,
+                length,
+            )
             assert self.buffers is None or length - start <= self.buffers[0].shape[2]
         assert self.buffers is None or self.buffers[0].shape[0] == len(lengths)
 
@@ -145,7 +156,10 @@ class AttentionLayout:
 
     def _grow(self, stop: int, keys: mx.array, values: mx.array) -> None:
         if self.buffers is None:
-            self.buffers = (_zeros(keys[0], keys.shape[0], _round_up(stop)), _zeros(values[0], keys.shape[0], _round_up(stop)))
+            self.buffers = (
+                _zeros(keys[0], keys.shape[0], _round_up(stop)),
+                _zeros(values[0], keys.shape[0], _round_up(stop)),
+            )
         elif stop > self.buffers[0].shape[2]:
             capacity = _round_up(stop)
             self.buffers = (_pad(self.buffers[0], capacity), _pad(self.buffers[1], capacity))
@@ -154,14 +168,18 @@ class AttentionLayout:
         assert self.buffers is not None
         slots = self._frame.slots(tuple(self.starts))
         k, v = (
-            mx.put_along_axis(buffer, mx.broadcast_to(slots, new.shape), new.astype(buffer.dtype), axis=2)
+            mx.put_along_axis(
+                buffer, mx.broadcast_to(slots, new.shape), new.astype(buffer.dtype), axis=2
+            )
             for buffer, new in zip(self.buffers, (keys, values), strict=True)
         )
         return k, v
 
     def _slide(self) -> None:
         """Let rows of a sliding layer forget what no query can need, once it is STEP tokens or more."""
-        excess = [n - s - self.must_hold for n, s in zip(self._frame.lengths, self.starts, strict=True)]
+        excess = [
+            n - s - self.must_hold for n, s in zip(self._frame.lengths, self.starts, strict=True)
+        ]
         if not self.window or max(excess, default=0) < STEP:
             return
         assert self.buffers is not None
@@ -171,7 +189,10 @@ class AttentionLayout:
         last = self.buffers[0].shape[2] - 1
         index = np.minimum(np.array(shift)[:, None] + np.arange(capacity), last).astype(np.int32)
         at = mx.array(index[:, None, :, None])
-        k, v = (mx.take_along_axis(b, mx.broadcast_to(at, (*b.shape[:2], capacity, b.shape[3])), axis=2) for b in self.buffers)
+        k, v = (
+            mx.take_along_axis(b, mx.broadcast_to(at, (*b.shape[:2], capacity, b.shape[3])), axis=2)
+            for b in self.buffers
+        )
         self.buffers = (k, v)
 
 
@@ -191,5 +212,5 @@ def _pad(buffer: mx.array, capacity: int) -> mx.array:
     return mx.concatenate([buffer, _zeros(buffer[0], buffer.shape[0], missing)], axis=2)
 
 
-def _row(array_HND: mx.array | None, sample: mx.array, capacity: int) -> mx.array:
-    return _zeros(sample, 1, capacity) if array_HND is None else _pad(array_HND[None], capacity)
+def _row(row: Mapping[str, Any] | None, name: str, like_HTD: mx.array, capacity: int) -> mx.array:
+    return _zeros(like_HTD, 1, capacity) if row is None else _pad(row[name][None], capacity)

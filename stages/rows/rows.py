@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 import numpy as np
 
-from pipeline.types import LayerSlice, LayerSpec, Segment, State
+from pipeline.types import Change, LayerSlice, LayerSpec, Round, Segment, State
 from stages.rows.frame import Frame
 from stages.rows.state import layer_range, materialize
 
@@ -52,7 +52,7 @@ class LayeredRows:
 
     # --- rounds
 
-    def begin(self, tokens: Seq[Seq[int]]) -> LayeredRound:
+    def begin(self, tokens: Seq[Seq[int]]) -> Round:
         assert not self._open, "a round is already open"
         assert len(tokens) == self.size, (len(tokens), self.size)
         widths = [len(row) for row in tokens]
@@ -61,7 +61,7 @@ class LayeredRows:
             ids_BW[row, : len(ids)] = ids
         return self._begin(mx.array(ids_BW), widths, self.lengths)
 
-    def begin_ahead(self) -> LayeredRound:
+    def begin_ahead(self) -> Round:
         assert len(self._open) == 1 and self._open[0].is_launched, "nothing to be ahead of"
         tokens_B1 = mx.zeros((self.size, 1), mx.int32)
         mx.eval(tokens_B1)
@@ -78,7 +78,7 @@ class LayeredRows:
 
     # --- membership
 
-    def prepare_append(self, states: Seq[State | None]) -> Prepared:
+    def prepare_append(self, states: Seq[State | None]) -> Change:
         """Evaluated before it returns, so that borrowed states may be released."""
         assert not self._open, "membership changes only between rounds"
         lengths = [0 if state is None else len(state.tokens) for state in states]
@@ -90,7 +90,7 @@ class LayeredRows:
         window = self.specs[index].window
         firsts = [max(0, n - window + 1) if window else 0 for n in lengths]
         rows = [
-            layer_range(state, index, first, n) if state is not None and n else None
+            layer_range(state, index, first, n) or None if state is not None else None
             for state, first, n in zip(states, firsts, lengths, strict=True)
         ]
         return self.layouts[index].build(rows, firsts, self.size)

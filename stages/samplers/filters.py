@@ -8,12 +8,15 @@ top_k tokens, and min_p compares with the best token, which no filter ever cuts.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float32]
-Ids = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float32]
+    Ids = npt.NDArray[np.int64]
 
 
 def inverse_temperature(temperature: float) -> np.float32:

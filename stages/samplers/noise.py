@@ -10,8 +10,12 @@ The generator is SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom nu
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

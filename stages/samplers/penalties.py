@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from pipeline.errors import RequestError
 from pipeline.types import Sampling
 
-Floats = npt.NDArray[np.float32]
+if TYPE_CHECKING:
+    from stages.samplers.filters import Floats, Ids
 
 
 class History:
@@ -38,7 +39,7 @@ class History:
         self._counts = np.concatenate([self._counts, np.zeros(room, dtype=np.float32)])
 
     @property
-    def ids(self) -> npt.NDArray[np.int64]:
+    def ids(self) -> Ids:
         return self._ids[: len(self._slots)]
 
     @property
@@ -62,7 +63,14 @@ class Penalties:
         self._bias = np.array(list(bias.values()), dtype=np.float32)
         repeats = self._repetition != 1
         self._remembers = bool(repeats or self._presence or self._frequency)
-        self._history = History(prompt_ids if repeats else ())
+        self._seen_before = list(prompt_ids) if repeats else []
+        self.restart(())
+
+    def restart(self, output_ids: Iterable[int]) -> None:
+        """Remember the prompt and these output tokens, and nothing else."""
+        self._history = History(self._seen_before)
+        for token_id in output_ids:
+            self.push(token_id)
 
     @property
     def neutral(self) -> bool:

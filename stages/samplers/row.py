@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipeline.types import Sampling, TokenLogprob
-from stages.samplers.filters import Floats, highest, inverse_temperature, survivors
+from stages.samplers.filters import highest, inverse_temperature, survivors
 from stages.samplers.noise import gumbel
 from stages.samplers.penalties import Penalties
+
+if TYPE_CHECKING:
+    from stages.samplers.filters import Floats
 
 
 def finite_peak(logits_V: Floats) -> float:
@@ -67,3 +70,6 @@ class StandardRow:
 
     def push(self, token_id: int) -> None:
         self._penalties.push(token_id)
+
+    def restart(self, output_ids: Iterable[int]) -> None:
+        self._penalties.restart(output_ids)

@@ -16,13 +16,19 @@ DRAFTERS = {
     "always wrong": (ORACLE, "+drafter.wrong_every=1"),
     "full prefill": (ORACLE, "+drafter.wrong_every=4", "+drafter.prefill=full"),
     "faulty": (ORACLE, "+drafter.fail_every=3"),
+    "losing": (ORACLE, "+drafter.lose_every=13"),
     "random": ("drafter=random",),
     "ngram": ("drafter=ngram", "drafter.min_ngram=1"),
 }
 SAMPLING = {
     "greedy": {},
     "nucleus": {"temperature": 0.8, "top_p": 0.95, "seed": 7},
-    "penalties": {"temperature": 0.7, "repetition_penalty": 1.3, "presence_penalty": 0.4, "seed": 3},
+    "penalties": {
+        "temperature": 0.7,
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.4,
+        "seed": 3,
+    },
 }
 LENGTH, PROMPT = 60, prompt_ids(31)
 
@@ -62,8 +68,8 @@ def test_speculative_equals_plain(family, plain, drafter, depth):
     overrides = (*DRAFTERS[drafter], f"depth.max={depth}", "tier=none")
     with serving(f"model.family={family}", "flow=speculative", *overrides) as engine:
         part = engine.pipeline.parts["drafter"]
-        part.book = [PROMPT + ids for ids in plain.values()]
         for name, wanted in SAMPLING.items():
+            part.book = [PROMPT + plain[name]]
             got = engine.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True, **wanted)
             assert got["token_ids"] == plain[name], name
             assert got["completion_tokens"] == LENGTH

@@ -23,7 +23,7 @@ LOADER = 1  # raise when the same bytes begin to give other numbers
 SETTLED_S = 5.0
 
 
-def cache_dir(setting: str | None) -> Path:
+def user_folder(setting: str | None) -> Path:
     """The user's cache folder: the setting, else $XDG_CACHE_HOME/headrace, else ~/.cache/headrace."""
     if setting:
         return Path(setting).expanduser().resolve()

@@ -10,7 +10,9 @@ import mlx.core as mx
 
 from pipeline.errors import OpenError
 from pipeline.types import Device, LayerSpec, Sampling, Tokenizer
+from stages.models.loading.fingerprint import user_folder
 from stages.models.loading.layers import layer_specs
+from stages.models.loading.precision import lay_out
 from stages.models.loading.split import SplitModel
 
 
@@ -44,7 +46,8 @@ class MLXTarget:
     weight_bytes: int
 
     def __init__(self, device: Device, *, context: int | None, cache_dir: str | None):
-        self.device, self.context, self.cache_dir = device, context, cache_dir
+        self.device, self.context = device, context
+        self.memory = user_folder(cache_dir)
         self.calls = 0
         self.notes: list[str] = []
         self._split: SplitModel | None = None
@@ -57,7 +60,7 @@ class MLXTarget:
         loaded = self.load()
         self.tokenizer, self.artifact = loaded.tokenizer, loaded.artifact
         self.eos_ids, self.generation = loaded.eos_ids, loaded.generation
-        self.notes = loaded.notes
+        self.notes = [*loaded.notes, *lay_out(loaded.model, self.device)]
         self.context_len = self._context(loaded.context_len)
         self._probe(loaded.model)
         self.calls = 0
@@ -91,6 +94,7 @@ class MLXTarget:
         from mlx.utils import tree_flatten
         from mlx_lm.models.cache import make_prompt_cache
 
+        mx.eval(model.parameters())
         split, caches = SplitModel(model), make_prompt_cache(model)
         self.vocab_size = split.verify(caches, make_prompt_cache(model))
         self.specs = layer_specs(caches)

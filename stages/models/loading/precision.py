@@ -46,5 +46,18 @@ def _cast(model: nn.Module, what: str) -> list[str]:
     return [f"{what} were cast from {' and '.join(sorted(found))} to float32."]
 
 
+def lay_out(model: nn.Module, device: Device) -> list[str]:
+    """Where only the wheel's reference BLAS is there, keep float32 matrices so that their transpose
+    is contiguous: one to four rows then take 0.4 to 0.9 of the time (measured, SmolLM2's shapes)."""
+    if device.kind != "cpu" or device.describe().get("blas") != "reference":
+        return []
+    for module in model.modules():
+        if type(module) in (nn.Linear, nn.Embedding) and module.weight.dtype == mx.float32:
+            turned = mx.contiguous(module.weight.T)
+            mx.eval(turned)  # one matrix at a time: the old one is freed before the next
+            module.weight = turned.T
+    return ["Matrices are stored transposed, for MLX's reference BLAS (no faster one was found)."]
+
+
 def _low(array: mx.array) -> bool:
     return array.dtype in (mx.float16, mx.bfloat16)
