@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from pipeline.drafting import GuardedRows, guarded
 from pipeline.errors import HeadraceError
 from pipeline.trace import Telemetry, Totals, count_round, enter, leave, speculation
 from pipeline.types import Batch, Done, Failed, Sequence, Stage, State, Usage
@@ -105,7 +106,7 @@ class Turns:
         batch = Batch(
             sequences,
             parts["kv"].rows(parts["model"], width),
-            parts["drafter"].rows(parts["model"], width),
+            guarded(parts["drafter"], parts["model"], width),
         )
         for sequence in sequences:
             enter(sequence, batch)
@@ -121,6 +122,8 @@ class Turns:
             batch.clock[name] = batch.clock.get(name, 0.0) + spent
             seconds = self.totals.stage_seconds
             seconds[name] = seconds.get(name, 0.0) + spent
+        if isinstance(batch.draft_rows, GuardedRows) and batch.draft_rows.broken:
+            batch.draft_rows.mend(batch)
 
     def _prefill(self, batch: Batch) -> None:
         calls = self.pipeline.parts["model"].calls

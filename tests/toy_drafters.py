@@ -12,14 +12,23 @@ class Oracle:
     """Proposes the rest of the sequence in `book` that the row follows.
 
     `wrong_every` n > 0 spoils every proposal at absolute positions divisible by n (1: always wrong);
-    `fail_every` m > 0 raises at every m-th call of draft.
+    `fail_every` m > 0 raises at every m-th call of draft, `lose_every` k > 0 at every k-th token
+    taken in.
     """
 
     can = frozenset({"refill"})
     taps: tuple[int, ...] = ()
 
-    def __init__(self, *, wrong_every: int = 0, fail_every: int = 0, prefill: str = "tail"):
+    def __init__(
+        self,
+        *,
+        wrong_every: int = 0,
+        fail_every: int = 0,
+        lose_every: int = 0,
+        prefill: str = "tail",
+    ):
         self.wrong_every, self.fail_every, self.prefill = wrong_every, fail_every, prefill
+        self.lose_every, self.taken = lose_every, 0
         self.namespace = f"oracle:{wrong_every}"
         self.book: list[list[int]] = []
         self.calls = 0
@@ -40,7 +49,11 @@ class _OracleRow:
         self.ids: list[int] = []
 
     def extend(self, tokens: Seq[int]) -> None:
-        self.ids += tokens
+        for token in tokens:
+            self.oracle.taken += 1
+            if self.oracle.lose_every and self.oracle.taken % self.oracle.lose_every == 0:
+                raise RuntimeError("a drafter's own fault, after the round")
+            self.ids.append(token)
 
     def propose(self, pending: int, depth: int) -> list[int]:
         self.oracle.calls += 1

@@ -36,7 +36,8 @@ def commands(folder: Path, threads: int) -> dict[str, list[str]]:
         "ours": headrace("smollm2", "drafter=none", threads=threads),
         "ngram": headrace("smollm2", "drafter=ngram", "depth.max=16", threads=threads),
         "wide": headrace("smollm2", "drafter=random", "depth.max=8", threads=threads),
-        "fake": headrace("fake", threads=threads),
+        # A tier that is full before the 200th request, so that every further one evicts.
+        "fake": headrace("fake", "model.layers=2", "tier.ram.max_gb=0.00005", threads=threads),
         "shipped": mlx_lm(folder, "shipped", threads),
         "same": mlx_lm(folder, "ours", threads),
     }

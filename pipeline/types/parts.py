@@ -209,7 +209,8 @@ class DraftRows(Protocol):
     Between rounds each row has processed exactly the tokens the target's row holds.
     """
 
-    size: int
+    @property
+    def size(self) -> int: ...
 
     def prefill(self, tokens: Seq[Seq[int]], hidden: Any = None) -> None:
         """The target's rows took these prompt tokens; `hidden` as the drafter's taps want it."""
@@ -269,6 +270,9 @@ class RowSampler(Protocol):
 
     def push(self, token_id: int) -> None:
         """This token was emitted; penalties see it from now on."""
+
+    def restart(self, output_ids: Seq[int]) -> None:
+        """After a fault: exactly these tokens were emitted."""
 
 
 class Sampler(Part, Protocol):

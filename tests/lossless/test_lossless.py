@@ -16,6 +16,7 @@ DRAFTERS = {
     "always wrong": (ORACLE, "+drafter.wrong_every=1"),
     "full prefill": (ORACLE, "+drafter.wrong_every=4", "+drafter.prefill=full"),
     "faulty": (ORACLE, "+drafter.fail_every=3"),
+    "losing": (ORACLE, "+drafter.lose_every=13"),
     "random": ("drafter=random",),
     "ngram": ("drafter=ngram", "drafter.min_ngram=1"),
 }
