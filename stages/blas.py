@@ -16,7 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-INSTALL = "install g++ and reinstall headrace, or `pip install cmeel-openblas`"
+INSTALL = (
+    "install g++ and then headrace again, or `pip install cmeel-openblas` and the system's "
+    "libgfortran5, or the system's OpenBLAS (Debian: libopenblas0-pthread)"
+)
 
 
 @dataclass(frozen=True)
