@@ -23,9 +23,3 @@ def file_digest(path: Path) -> str:
         while block := file.read(1 << 20):
             sha.update(block)
     return sha.hexdigest()[:32]
-
-
-def folder_digest(folder: Path) -> str:
-    """Digest of the names and bytes of all files in a folder, links resolved, order independent."""
-    files = sorted(path for path in folder.resolve().rglob("*") if path.is_file())
-    return digest({str(p.relative_to(folder.resolve())): file_digest(p) for p in files})

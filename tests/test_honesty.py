@@ -14,7 +14,7 @@ from pipeline.types import Sequence
 
 FREE = {  # the engine's: `live`, one row's failure, counters, the way out
     "cancelled", "error", "finish_reason", "counts", "timings", "ready", "deliver", "request", "live",
-    "position", "entered", "submitted", "completion_tokens", "drafted_by_position",
+    "position", "entered", "submitted", "drafted_by_position",
     "accepted_by_position",
 }  # fmt: skip
 NAMES = [f.name for f in fields(Sequence)]
