@@ -177,8 +177,8 @@ def choice_problem(
     options = option if isinstance(option, list) else [option]
     names = ", ".join(known)
     if option is None or (isinstance(option, list) and not many):
-        first = "none" if "none" in known else next(iter(known), "…")
-        return Problem(key, f"takes one of its options: {names}.", f"Try: {key}={first}")
+        usual = base[key] if isinstance(base.get(key), str) else next(iter(known), "…")
+        return Problem(key, f"takes one of its options: {names}.", f"Try: {key}={usual}")
     bad = [str(name) for name in options if str(name) not in known]
     if bad:
         text = f"has no option '{bad[0]}'. {nearest(bad[0], known)} Options: {names}."

@@ -95,6 +95,7 @@ class Graph:
         rules = (
             self._names, self._repeats, self._fields, self._threads, self._reads, self._writers,
             lambda: self._needs(suggest), self._idle_drafter, self._no_model,
+            self._no_end,
         )  # fmt: skip
         if problems := [problem for rule in rules for problem in rule()]:
             raise GraphError(problems)
@@ -201,6 +202,12 @@ class Graph:
         model = self.offers.get("model")
         if model and model.choice == "none":
             yield Problem("model", "somebody has to answer.", "Choose one: headrace list model")
+
+    def _no_end(self) -> Iterator[Problem]:
+        ends = any("finish_reason" in node.writes for _, node in self.steps())
+        if "finish_reason" in self.fields and not ends:
+            what = "no stage writes 'finish_reason', so no request would ever end."
+            yield Problem("flow", what, "Put detokenize after accept in flow.decode.")
 
     def edges(self) -> tuple[Edge, ...]:
         """Who hands which fields to whom; a loop's last writer reaches back to its first readers."""

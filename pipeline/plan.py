@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import UnionType
@@ -77,8 +78,8 @@ def plan(
 ) -> Plan:
     """Check the whole configuration; ConfigError lists all problems, compose's included. `first`
     is called with the device's Spec before any other stages module is imported."""
-    prefixes = ["stages", *allow, *os.environ.get(ALLOW_CODE, "").split()]
-    check = _Check(composed, [prefix.rstrip(".") for prefix in prefixes])
+    prefixes = ["stages", *allow, *re.split(r"[\s,]+", os.environ.get(ALLOW_CODE, ""))]
+    check = _Check(composed, [prefix.rstrip(".") for prefix in prefixes if prefix.strip(".")])
     config = composed.config
     device = check.part("device", config.get("device"))
     ready = first is not None and isinstance(device, Spec) and not check.problems
@@ -224,8 +225,7 @@ def resolve(target: str, allowed: Sequence[str]) -> type:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        theirs = isinstance(error, ModuleNotFoundError) and error.name not in _parents(module_name)
-        hint = f"Install what it needs: {error.name}" if theirs else ""
+        hint = _import_hint(error, module_name)
         _refuse(f"cannot import {module_name}: {error}.", hint)
     found = vars(module).get(name)
     if not isinstance(found, type) or not any(
@@ -236,9 +236,12 @@ def resolve(target: str, allowed: Sequence[str]) -> type:
     return found
 
 
-def _parents(module_name: str) -> list[str]:
-    words = module_name.split(".")
-    return [".".join(words[:length]) for length in range(1, len(words) + 1)]
+def _import_hint(error: ImportError, module_name: str) -> str:
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    if not f"{module_name}.".startswith(f"{error.name}."):
+        return f"Install what it needs: {error.name}"
+    return "" if module_name.startswith("stages.") else "Is its folder in PYTHONPATH?"
 
 
 def _refuse(what: str, hint: str) -> NoReturn:

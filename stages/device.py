@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -101,9 +102,10 @@ class Device:
         self.kind = kind
 
     def close(self) -> None:
-        """End this thread's MLX streams; left to the thread's own end they abort the process now
-        and then (mlx 0.32.4, "terminate called"). A loaded library stays for the process's life."""
-        if "mlx.core" in sys.modules:
+        """End an engine thread's MLX streams; left to the thread's own end they abort the process
+        now and then (mlx 0.32.4, "terminate called"). A loaded library stays for the process's life."""
+        owner = threading.current_thread() is not threading.main_thread()
+        if owner and "mlx.core" in sys.modules:
             sys.modules["mlx.core"].clear_streams()
 
     def _fast_products(self) -> blases.Blas:

@@ -150,6 +150,10 @@ def test_targets_that_may_not_run():
     assert refused("kv._target_=stages.kv.native.Natve") == [
         "kv._target_: stages.kv.native has no class 'Natve'. Did you mean 'Native'?"
     ]
+    assert (
+        "No module named 'toys_of_mine'. Is its folder in PYTHONPATH?"
+        in (refused("kv._target_=toys_of_mine.Kv", allow=["toys_of_mine"])[0])
+    )
     assert "takes no '_args_'" in refused("kv._args_=[1]")[0]
 
 
@@ -159,7 +163,7 @@ def test_a_target_inside_a_setting_is_only_data():
 
 
 def test_code_is_allowed_by_the_environment_but_by_no_yaml(monkeypatch):
-    monkeypatch.setenv("HEADRACE_ALLOW_CODE", "other toy_parts.")
+    monkeypatch.setenv("HEADRACE_ALLOW_CODE", "other, toy_parts.")
     assert built(f"kv._target_={NOTED}", "kv.name=x", allow=()).parts["kv"].name == "x"
 
 
@@ -192,6 +196,8 @@ def test_the_graph_is_checked_and_says_what_to_choose():
     assert any("needs kv to rewind" in line for line in text)
     with pytest.raises(GraphError, match="no stage drafts, so drafter=ngram would do nothing"):
         built("flow=plain")
+    with pytest.raises(GraphError, match=r"so no request would ever end\. Put detokenize"):
+        built("flow=plain", "drafter=none", "flow.first=[]", "flow.decode=[verify,accept]")
     with pytest.raises(GraphError, match="model: somebody has to answer"):
         built("model=none")
 

@@ -92,16 +92,13 @@ def test_one_by_one_equals_at_once(target):
 
 
 def test_greedy_text_is_not_degenerate(target):
-    if target.name in REAL:
-        pytest.skip("what real weights say is checked elsewhere")
     one, two = greedy(target, "Hello there", 48), greedy(target, "Hello where?", 48)
-    assert len(set(one)) > 12 and not target.eos_ids & {*one, *two}
     assert one != two
+    if target.name not in REAL:  # a real model may well say one thing again and again, then EOS
+        assert len(set(one)) > 12 and not target.eos_ids & {*one, *two}
 
 
 def test_a_second_opening_is_the_same_model(make, target):
-    if target.name in REAL:
-        pytest.skip("half a gigabyte more")
     again = make()
     again.open()
     assert again.artifact == target.artifact
