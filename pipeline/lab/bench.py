@@ -71,8 +71,9 @@ def run(args: argparse.Namespace) -> int:
     start = time.monotonic()
     facts = machine(args.threads)
     print(header(facts, args.pairs), flush=True)
-    figures, failures = measure(args, wanted)
+    figures, failures, facts["blas"] = measure(args, wanted)
     print(table(figures, failures, time.monotonic() - start))
+    print(f"BLAS of Headrace, and of mlx-lm where given the same: {facts['blas'] or 'not used'}")
     if args.json:
         args.json.write_text(json.dumps(report(facts, figures, failures), indent=1), "utf-8")
     return 0 if not failures and all(figure.met for figure in figures) else 1
@@ -85,8 +86,8 @@ def chosen(name: str, pattern: str) -> bool:
 
 def measure(
     args: argparse.Namespace, wanted: Collection[str]
-) -> tuple[list[Figure], dict[str, str]]:
-    """All lines; one that cannot be measured fails alone."""
+) -> tuple[list[Figure], dict[str, str], str]:
+    """All lines, and the BLAS that was in use; a line that cannot be measured fails alone."""
     figures: list[Figure] = []
     failures: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as place:
@@ -96,7 +97,7 @@ def measure(
             for line in LINES:
                 if names := set(line.figures) & set(wanted):
                     _attempt(line, bench, folder, names, figures, failures)
-    return figures, failures
+            return figures, failures, ", ".join(sorted(field.blas))
 
 
 def _attempt(

@@ -99,6 +99,11 @@ class Contestant:
             self.port, "/v1/chat/completions", {"messages": messages, "temperature": 0.0, **fields}
         )
 
+    def blas(self) -> str:
+        """What it says of its products; empty for those that do not say."""
+        device = json.loads(get(self.port, "/health")).get("device")
+        return f"{device['blas']} {device['kernels']}".strip() if device else ""
+
     def count(self, text: str) -> int:
         """Tokens of a raw text. Ours only: a request for no tokens does no work."""
         return self.complete(text, max_tokens=0).prompt_tokens
@@ -110,6 +115,7 @@ class Field:
     def __init__(self, commands: Mapping[str, Sequence[str]], threads: int):
         self._commands, self._threads = commands, threads
         self._running: dict[str, Contestant] = {}
+        self.blas: set[str] = set()  # of ours, as they said
 
     def __enter__(self) -> Field:
         return self
@@ -125,16 +131,8 @@ class Field:
                 self._running[name] = one
                 one.start()
                 one.wait()
+                self.blas |= {one.blas()} - {""}
         return [self._running[name] for name in names]
-
-    def facts(self) -> dict[str, str]:
-        """The BLAS that each of ours says it has."""
-        found = {}
-        for name, one in self._running.items():
-            device = json.loads(get(one.port, "/health")).get("device", {})
-            if device:
-                found[name] = f"{device['blas']} {device['kernels']}, {device['threads']} threads"
-        return found
 
     def dismiss(self, *names: str) -> None:
         for name in names:

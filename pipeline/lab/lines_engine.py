@@ -13,7 +13,7 @@ from pipeline.lab.lines import Bench, Line
 from pipeline.lab.sse import BenchError
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-HEAVY = ("transformers", "mlx_lm", "mlx", "torch")
+HEAVY = ("transformers", "mlx_lm", "torch")
 LISTING = """
 import sys
 from pipeline.cli import main
@@ -61,7 +61,7 @@ def check(bench: Bench) -> list[Figure]:
         seconds.append(time.perf_counter() - start)
     loaded = python(bench, "-c", LISTING).rpartition("LOADED")[2].split()
     heavy = sorted(set(loaded) & set(HEAVY))
-    note = f"imports {', '.join(heavy)}" if heavy else "imports no model library"
+    note = f"imports {', '.join(heavy)}" if heavy else "imports neither transformers nor mlx-lm"
     title = "headrace check smollm2, whole process"
     best = Figure(
         "check", title, min(seconds), Promise("<=", 0.5), "s", None, seconds, note, not heavy
