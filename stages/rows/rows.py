@@ -63,8 +63,7 @@ class LayeredRows:
 
     def begin_ahead(self) -> Round:
         assert len(self._open) == 1 and self._open[0].is_launched, "nothing to be ahead of"
-        tokens_B1 = mx.zeros((self.size, 1), mx.int32)
-        mx.eval(tokens_B1)
+        tokens_B1 = mx.array(np.zeros((self.size, 1), np.int32))  # evaluated: `feed` writes into it
         expected = [n + w for n, w in zip(self.lengths, self._open[0].widths, strict=True)]
         return self._begin(tokens_B1, [1] * self.size, expected)
 
