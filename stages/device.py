@@ -82,9 +82,7 @@ class Device:
         blas: Literal["auto", "extension", "cmeel", "system", "none"] = "auto",
     ) -> None:
         if threads is not None and threads < 1:
-            raise OpenError(
-                f"device.threads is {threads}; at least 1, or null for all cores but one"
-            )
+            raise ValueError(f"threads: wants >= 1, or null for all cores but one; got {threads}")
         self.kind: str = kind
         self.threads = threads or max(1, cores() - 1)
         self.weights = weights

@@ -256,5 +256,5 @@ def test_the_constructor_stores_and_imports_nothing():
     assert out == "False\n"
     assert Device(threads=5).threads == 5
     assert Device().threads == max(1, cores() - 1)
-    with pytest.raises(OpenError, match=r"device\.threads is 0"):
+    with pytest.raises(ValueError, match="threads: wants >= 1"):
         Device(threads=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.errors import RequestError
+from pipeline.errors import RequestError, at_least
 from pipeline.types import KVPolicy, Target
 
 
@@ -24,10 +24,10 @@ class Advisory:
         max_tokens: int | None = None,
         context: int | None = None,
     ) -> None:
-        self.max_rows = _at_least("max_rows", max_rows, 1)
-        self.max_queue = _at_least("max_queue", max_queue, 0)
-        self.max_tokens = None if max_tokens is None else _at_least("max_tokens", max_tokens, 1)
-        self.context = None if context is None else _at_least("context", context, 2)
+        self.max_rows = at_least("max_rows", max_rows, 1)
+        self.max_queue = at_least("max_queue", max_queue, 0)
+        self.max_tokens = at_least("max_tokens", max_tokens, 1)
+        self.context = at_least("context", context, 2)
 
     def open(self) -> None: ...
 
@@ -46,9 +46,3 @@ class Advisory:
                 param=param,
                 code="context_length_exceeded",
             )
-
-
-def _at_least(name: str, value: int, least: int) -> int:
-    if value < least:
-        raise ValueError(f"{name}: wants >= {least}, got {value}")
-    return value

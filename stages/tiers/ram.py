@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from pipeline.errors import at_least
 from pipeline.types import State
 from stages.rows.state import check, cut_range
 from stages.tiers.radix import WORD, Insertion, Node, Tree, check_tree, pack, tree_name
@@ -64,7 +65,7 @@ class Ram:
     def __init__(self, *, max_gb: float = 4.0, entry_bytes: int = 2048) -> None:
         if not 0 < max_gb < float("inf"):
             raise ValueError(f"max_gb: wants a number > 0, got {max_gb}")
-        self.cap, self.entry_bytes = round(max_gb * 1e9), entry_bytes
+        self.cap, self.entry_bytes = round(max_gb * 1e9), at_least("entry_bytes", entry_bytes, 0)
         self._trees: dict[tuple[str, bool], Tree] = {}
         self._order: OrderedDict[Node, Tree] = OrderedDict()
         self._leases: list[Lease] = []
