@@ -224,30 +224,6 @@ def test_shutdown_lets_running_answers_finish(script, number):
     assert signal.getsignal(number) is before
 
 
-def test_shutdown_is_bounded(script):
-    engine, started = script.Engine(), threading.Event()
-    engine.plan = lambda _: [Accepted(1), 60.0]
-    ends: list[float] = []
-
-    def ask(line: str) -> None:
-        with posted(line.split()[-1], {**ASK, "stream": True}) as sock:
-            read_until(sock, b"assistant")
-            started.set()
-            while sock.recv(65536):
-                pass
-        ends.append(time.monotonic())
-
-    def announce(line: str) -> None:
-        threading.Thread(target=ask, args=(line,), daemon=True).start()
-
-    began = time.monotonic()
-    with signalled(started, signal.SIGTERM):
-        run_server(engine, ServerSettings(port=0, shutdown_s=1), announce)
-    assert time.monotonic() - began < 4
-    script.eventually(lambda: engine.active == 0)
-    script.eventually(lambda: ends)
-
-
 def test_a_taken_port_is_said_and_the_engine_closed(script):
     engine = script.Engine()
     with socket.socket() as taken:
