@@ -10,13 +10,11 @@ import logging
 import queue
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import fields
 from typing import Any, Protocol
 
+from pipeline.asking import Prompt, make_request
 from pipeline.errors import BusyError, ClosedError, HeadraceError
 from pipeline.ownership import Ownership, Work
 from pipeline.results import collect
@@ -30,13 +28,11 @@ from pipeline.types import (
     Event,
     Failed,
     Request,
-    Sampling,
     Sequence,
     Stage,
 )
 
 PREPARATION_THREADS = 2
-SAMPLING_FIELDS = frozenset(f.name for f in fields(Sampling))
 
 
 class Pipeline(Protocol):
@@ -161,24 +157,15 @@ class Engine:
 
     def request(self, prompt: Prompt, **wanted: Any) -> Request:
         """A Request for a chat (list of messages), ids (list of int), or text: one user turn where
-        the model has a chat template, unless `raw=True`."""
-        raw = wanted.pop("raw", False)
-        said = {name: wanted.pop(name) for name in list(wanted) if name in SAMPLING_FIELDS}
-        wanted |= {"id": wanted.get("id") or uuid.uuid4().hex, "sampling": Sampling(**said)}
-        if isinstance(wanted.get("stop"), str):
-            wanted["stop"] = (wanted["stop"],)
-        if not isinstance(prompt, str):
-            chat = bool(prompt) and isinstance(prompt[0], Mapping)
-            wanted["messages" if chat else "token_ids"] = tuple(prompt)
-            return Request(**wanted)
-        if self.tokenizer.template is None or raw:
-            return Request(text=prompt, **wanted)
-        return Request(messages=({"role": "user", "content": prompt},), **wanted)
+        the model has a chat template, unless `raw=True`. RequestError names a wrong field."""
+        return make_request(prompt, wanted, has_template=self.tokenizer.template is not None)
 
     # --- what is known
 
     @property
     def tokenizer(self) -> Any:
+        if self._state in ("new", "opening"):
+            raise ClosedError("the engine is not open: use `with pipeline.load(…) as engine:`")
         return self.pipeline.parts["model"].tokenizer
 
     @property
@@ -346,6 +333,3 @@ class Engine:
                 step()
             except Exception:
                 logging.getLogger(__name__).warning("while closing", exc_info=True)
-
-
-Prompt = str | Seq[int] | Seq[Mapping[str, Any]]
