@@ -20,7 +20,7 @@ class ServedEngine(Protocol):
 
     `health()["status"]` is "ok" while the engine thread lives; `health()["state"]` is "open" while it
     takes requests.
-    `target_info` has at least name, context_len, vocab_size and eos_ids.
+    `target_info` has at least name, context_len, vocab_size, eos_ids and max_open (requests).
     """
 
     @property

@@ -85,6 +85,7 @@ class FakeEngine:
             "context_len": 64,
             "vocab_size": 100,
             "eos_ids": [0],
+            "max_open": 1000,
         }
         self.tokenizer = FakeTokenizer()
         self.plan: Plan = greeting

@@ -143,6 +143,14 @@ def test_one_line_in_the_log_for_each_answer(engine, served, client, caplog, scr
     assert [line.split(" ", 1)[1].split(":")[0] for line in lines] == ["client gone", "stop"]
 
 
+def test_the_log_counts_what_a_cut_answer_gave(engine, raw, caplog, script):
+    caplog.set_level("INFO", "headrace.server")
+    pieces = [step for _ in range(3) for step in (Delta("ab", (1, 2)), 0.01)]
+    engine.plan = lambda _: [Accepted(1), *pieces, Failed(ClosedError("stopping"))]
+    raw.events(CHAT, {**ASK, "stream": True})
+    script.eventually(lambda: " failed: 6 tokens" in caplog.text)
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "told"),
     [
