@@ -25,6 +25,24 @@ COMMON: Mapping[str, Any] = {
     "torch_dtype": "float32",
 }
 
+LINEAR: Mapping[str, Any] = {
+    "full_attention_interval": 2,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "partial_rotary_factor": 0.5,
+}
+MOE: Mapping[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [],
+}
+
 
 @dataclass(frozen=True)
 class Family:
@@ -52,4 +70,6 @@ FAMILIES: Mapping[str, Family] = {
         window="sliding_window",
         min_layers=3,
     ),
+    "qwen3_next": Family("qwen3_next", {**LINEAR, **MOE, "decoder_sparse_step": 2}, min_layers=2),
+    "qwen3_5": Family("qwen3_5", LINEAR, min_layers=2),
 }

@@ -12,6 +12,7 @@ from pipeline.errors import OpenError
 from pipeline.types import Device, LayerSpec, Sampling, Tokenizer
 from stages.models.loading.fingerprint import user_folder
 from stages.models.loading.layers import layer_specs
+from stages.models.loading.mixers import make_replayable
 from stages.models.loading.precision import lay_out
 from stages.models.loading.split import SplitModel
 
@@ -98,6 +99,8 @@ class MLXTarget:
         split, caches = SplitModel(model), make_prompt_cache(model)
         self.vocab_size = split.verify(caches, make_prompt_cache(model))
         self.specs = layer_specs(caches)
+        if any(spec.kind == "recurrent" for spec in self.specs):
+            make_replayable(split, lambda: make_prompt_cache(model))
         parameters = [array for _, array in tree_flatten(model.parameters())]
         self.weight_bytes = sum(array.nbytes for array in parameters)
         self.dtype = self.specs[0].signature.rsplit(":", 1)[-1] if self.specs else "float32"
