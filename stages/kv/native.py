@@ -15,6 +15,7 @@ from stages.rows.state import is_exact
 LAYOUTS: Mapping[str, Callable[[LayerSpec, int], Any]] = {
     "full": AttentionLayout,
     "sliding": AttentionLayout,
+    "latent": AttentionLayout,  # the latent is its keys, the rotary part its values
     "recurrent": RecurrentLayout,
 }
 

@@ -104,7 +104,7 @@ class LayeredRows:
         window = self.specs[index].window
         firsts = [max(0, n - window + 1) if window else 0 for n in lengths]
         if index in self.exact:
-            payloads = [state and state.boundaries[len(state.tokens)][index] for state in states]
+            payloads = [s.boundaries[len(s.tokens)][index] if s else None for s in states]
             return self.layouts[index].build(payloads, firsts, self.size)
         rows = [
             layer_range(state, index, first, n) or None if state is not None else None

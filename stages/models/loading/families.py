@@ -43,6 +43,20 @@ MOE: Mapping[str, Any] = {
     "mlp_only_layers": [],
 }
 
+ROUTED: Mapping[str, Any] = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "rope_scaling": None,
+    "attention_bias": False,
+}
+
 
 @dataclass(frozen=True)
 class Family:
@@ -72,4 +86,45 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "qwen3_next": Family("qwen3_next", {**LINEAR, **MOE, "decoder_sparse_step": 2}, min_layers=2),
     "qwen3_5": Family("qwen3_5", LINEAR, min_layers=2),
+    "deepseek_v3": Family(
+        "deepseek_v3",
+        {
+            **ROUTED,
+            "kv_lora_rank": 24,
+            "q_lora_rank": 32,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 16,
+        },
+    ),
+    "glm4_moe": Family("glm4_moe", {**ROUTED, "use_qk_norm": True, "partial_rotary_factor": 0.5}),
+    "gpt_oss": Family(
+        "gpt_oss",
+        {"sliding_window": 12, "num_local_experts": 4, "num_experts_per_tok": 2},
+        window="sliding_window",
+        min_layers=2,
+    ),
+    "gemma4": Family(
+        "gemma4_text",
+        {
+            "num_hidden_layers": 6,
+            "global_head_dim": 32,
+            "num_kv_shared_layers": 3,
+            "hidden_size_per_layer_input": 8,
+            "sliding_window": 12,
+            "sliding_window_pattern": 3,
+        },
+        window="sliding_window",
+        min_layers=6,
+    ),
+    "falcon_h1": Family(
+        "falcon_h1",
+        {
+            "mamba_d_ssm": 64,
+            "mamba_d_head": 16,
+            "mamba_n_heads": 4,
+            "mamba_d_state": 16,
+            "mamba_d_conv": 4,
+        },
+    ),
 }

@@ -14,18 +14,18 @@ KINDS = {
     "KVCache": "full",
     "ConcatenateKVCache": "full",
     "RotatingKVCache": "sliding",
-    "ChunkedKVCache": "chunked",
     "ArraysCache": "recurrent",
     "MambaCache": "recurrent",
 }
 COMPOSITE = "CacheList"
 
 
-def layer_specs(caches: Sequence[Any]) -> tuple[LayerSpec, ...]:
+def layer_specs(caches: Sequence[Any], latent: int | None = None) -> tuple[LayerSpec, ...]:
     """One a cache; one for each part of a composite cache, marked with a common `group`. The caches
-    must have seen a token: only then do they know heads and sizes."""
+    must have seen a token: only then do they know heads and sizes. `latent`: size of the vector from
+    which the model makes keys and values itself (multi-head latent attention)."""
     return tuple(
-        _spec(index, part, index if type(cache).__name__ == COMPOSITE else -1)
+        _spec(index, part, index if type(cache).__name__ == COMPOSITE else -1, latent)
         for index, cache in enumerate(caches)
         for part in leaves([cache])
     )
@@ -40,9 +40,11 @@ def leaves(caches: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _spec(index: int, cache: Any, group: int) -> LayerSpec:
+def _spec(index: int, cache: Any, group: int, latent: int | None) -> LayerSpec:
     name = type(cache).__name__
     kind = KINDS.get(name, name)
+    if kind == "full" and latent and cache.keys.shape[1::2] == (1, latent):
+        kind = "latent"
     window = 0
     if kind == "sliding":
         window = cache.max_size

@@ -98,7 +98,8 @@ class MLXTarget:
         mx.eval(model.parameters())
         split, caches = SplitModel(model), make_prompt_cache(model)
         self.vocab_size = split.verify(caches, make_prompt_cache(model))
-        self.specs = layer_specs(caches)
+        latent = getattr(getattr(split.owner, "args", None), "kv_lora_rank", None)
+        self.specs = layer_specs(caches, latent)
         if any(spec.kind == "recurrent" for spec in self.specs):
             make_replayable(split, lambda: make_prompt_cache(model))
         parameters = [array for _, array in tree_flatten(model.parameters())]

@@ -25,7 +25,9 @@ from stages.models.loading.split import SplitModel
 
 Caches = Sequence[Any]
 TOKENS, KEPT = (3, 5, 2, 7), 2
-TOLERANCE = 0.02  # of the largest value: 16-bit products of other widths differ, ignored padding more
+TOLERANCE = (
+    0.02  # of the largest value: 16-bit products of other widths differ, ignored padding more
+)
 
 
 class _Telling:
