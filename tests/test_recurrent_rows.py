@@ -188,3 +188,29 @@ def test_mixers_keep_their_names_and_weights(target):
     telling = [m for _, m in model.named_modules() if isinstance(m, mixers._Telling)]
     assert telling and not any(type(module).__name__.startswith("_") for module in telling)
     assert all(isinstance(a, mx.array) for _, a in tree_flatten(model.parameters()))
+
+
+def test_a_model_of_one_position_for_all_rows_is_refused_at_open(monkeypatch, tmp_path):
+    from mlx_lm.models import llama
+
+    own = llama.Attention.__call__
+
+    def scalar(self, x, mask=None, cache=None):
+        if cache is not None:
+            mx.arange(cache.offset, cache.offset + 1)
+        return own(self, x, mask, cache)
+
+    monkeypatch.setattr(llama.Attention, "__call__", scalar)
+    with pytest.raises(OpenError, match="rows of unequal length"):
+        Tiny(Cpu(), family="llama", cache_dir=str(tmp_path)).open()
+
+
+def test_an_unknown_cache_class_is_named(tmp_path):
+    """`ChunkedKVCache` (llama4): no layout yet."""
+    from pipeline.types import LayerSpec
+
+    part = Tiny(Cpu(), family="llama", cache_dir=str(tmp_path))
+    part.open()
+    part.specs = (part.specs[0], LayerSpec("ChunkedKVCache", 0, "ChunkedKVCache:2x16:float32"))
+    with pytest.raises(OpenError, match=r"ChunkedKVCache in layers \[1\].*add a layout"):
+        Native().rows(part, 2)

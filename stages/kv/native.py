@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import OpenError
 from pipeline.types import LayerSpec, Rows, Target
-from stages.rows.attention import AttentionLayout
-from stages.rows.recurrent import RecurrentLayout
+from stages.rows.layouts import LAYOUTS
 from stages.rows.rows import LayeredRows
 from stages.rows.state import is_exact
-
-LAYOUTS: Mapping[str, Callable[[LayerSpec, int], Any]] = {
-    "full": AttentionLayout,
-    "sliding": AttentionLayout,
-    "latent": AttentionLayout,  # the latent is its keys, the rotary part its values
-    "recurrent": RecurrentLayout,
-}
 
 
 class Native:

@@ -14,6 +14,7 @@ from stages.models.loading.fingerprint import user_folder
 from stages.models.loading.layers import layer_specs
 from stages.models.loading.mixers import make_replayable
 from stages.models.loading.precision import lay_out
+from stages.models.loading.ragged import prove_ragged
 from stages.models.loading.split import SplitModel
 
 
@@ -102,6 +103,7 @@ class MLXTarget:
         self.specs = layer_specs(caches, latent)
         if any(spec.kind == "recurrent" for spec in self.specs):
             make_replayable(split, lambda: make_prompt_cache(model))
+        prove_ragged(split, self.specs)
         parameters = [array for _, array in tree_flatten(model.parameters())]
         self.weight_bytes = sum(array.nbytes for array in parameters)
         self.dtype = self.specs[0].signature.rsplit(":", 1)[-1] if self.specs else "float32"
