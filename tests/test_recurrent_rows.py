@@ -163,21 +163,44 @@ def test_a_round_too_wide_to_go_back_keeps_no_inputs(target):
         round.resolve([3])
 
 
-def test_a_model_that_lets_padding_in_is_refused_at_open(monkeypatch, tmp_path):
+def test_a_model_that_lets_padding_in_runs_its_rows_one_by_one(monkeypatch, tmp_path):
     """mlx-lm's `ArraysCache.lengths` is a request that some of its families ignore."""
     from mlx_lm.models import qwen3_next
 
     own = qwen3_next.Qwen3NextGatedDeltaNet.__call__
 
     def deaf(self, inputs, mask=None, cache=None):
-        lengths, cache.lengths = cache.lengths, None
-        out = own(self, inputs, None, cache)
-        cache.lengths = lengths
-        return out
+        class Hidden:
+            lengths = None
+            advance = staticmethod(lambda width: None)
+            __getitem__ = staticmethod(lambda slot: cache[slot])
+            __setitem__ = staticmethod(lambda slot, value: cache.__setitem__(slot, value))
+
+        return own(self, inputs, None, Hidden())
 
     monkeypatch.setattr(qwen3_next.Qwen3NextGatedDeltaNet, "__call__", deaf)
     part = Tiny(Cpu(), family="qwen3_next", cache_dir=str(tmp_path))
-    with pytest.raises(OpenError, match=r"layers \[0, 2\] let padding into their state"):
+    part.open()
+    for wrong_at in (0, 2, DEPTH):
+        test_a_drafter_wrong_at_position_r(part, wrong_at)
+    test_padding_does_not_move_a_row(part)
+    test_a_round_ahead_needs_no_replay(part)
+
+
+def test_a_state_that_is_made_elsewhere_is_refused_at_open(monkeypatch, tmp_path):
+    from mlx_lm.models import qwen3_next
+
+    own = qwen3_next.Qwen3NextDecoderLayer.__call__
+
+    def meddling(self, x, mask=None, cache=None):
+        out = own(self, x, mask, cache)
+        if self.is_linear and cache is not None:
+            cache[1] = cache[1] + x.sum()
+        return out
+
+    monkeypatch.setattr(qwen3_next.Qwen3NextDecoderLayer, "__call__", meddling)
+    part = Tiny(Cpu(), family="qwen3_next", cache_dir=str(tmp_path))
+    with pytest.raises(OpenError, match=r"layers \[0, 2\] cannot be rolled back"):
         part.open()
 
 

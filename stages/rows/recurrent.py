@@ -9,17 +9,26 @@ numbers as at first, hence the same state bit for bit, and no second pass throug
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 
 from pipeline.types import LayerSpec
 from stages.rows.frame import Frame
 
-Again = Callable[[mx.array | None, Any], None]  # (mask_BW, cache): one call of a mixer once more
+
+class Again(Protocol):
+    """One call of a mixer, to be made again with other state (`stages.models.loading.mixers.Call`)."""
+
+    @property
+    def deaf(self) -> bool:
+        """Whether padding gets into the state, whatever mask is given."""
+
+    def masked(self, mask_BW: Any, cache: Any) -> None: ...
+    def alone(self, row: int, width: int, cache: Any) -> None: ...
 
 
 @dataclass
@@ -84,18 +93,33 @@ class RecurrentLayout:
     def kept(self, keep: Seq[int]) -> None:
         """The oldest round ends; rows that keep less than they were asked go back and forward. Lazy."""
         begun = self._open.pop(0)
-        if tuple(keep) == begun.frame.widths:
+        deaf = any(again.deaf for again in begun.calls)
+        if tuple(keep) == begun.frame.widths and not (deaf and begun.frame.real is not None):
             return
         assert not self._open, "a round ahead assumed that everything is kept"
         assert begun.calls, f"a round of {begun.frame.width} inputs cannot be rolled back"
+        if deaf:
+            self.now = self._each_alone(begun, keep)
+        else:
+            self._together(begun, keep)
+
+    def _together(self, begun: _Begun, keep: Seq[int]) -> None:
         self.now = list(begun.before)
         self._frame = Frame(begun.frame.lengths, begun.frame.width, keep)
         self._listening = False
-        try:
-            for again in begun.calls:
-                again(self._frame.real, self)
-        finally:
-            self._listening = True
+        for again in begun.calls:
+            again.masked(self._frame.real, self)
+        self._listening = True
+
+    def _each_alone(self, begun: _Begun, keep: Seq[int]) -> list[mx.array]:
+        rows = []
+        for row, count in enumerate(keep):
+            whole = count == begun.frame.width
+            cache = _OneRow([a[row : row + 1] for a in (self.now if whole else begun.before)])
+            for again in begun.calls if count and not whole else ():
+                again.alone(row, count, cache)
+            rows.append(cache.now)
+        return [mx.concatenate(list(arrays)) for arrays in zip(*rows, strict=True)]
 
     # --- membership
 
@@ -132,6 +156,23 @@ class RecurrentLayout:
     def check(self, lengths: Seq[int]) -> None:
         for (shape, _), array in zip(self.shapes, self.now, strict=True):
             assert array.shape == (len(lengths), *shape), (array.shape, len(lengths), shape)
+
+
+class _OneRow:
+    """What a mixer takes for a cache when one row runs by itself, without padding."""
+
+    lengths = left_padding = None
+
+    def __init__(self, now: list[mx.array]):
+        self.now = now
+
+    def __getitem__(self, slot: int) -> mx.array:
+        return self.now[slot]
+
+    def __setitem__(self, slot: int, value: mx.array) -> None:
+        self.now[slot] = value
+
+    def advance(self, width: int) -> None: ...
 
 
 def slots(spec: LayerSpec) -> list[tuple[tuple[int, ...], mx.Dtype]]:

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from support import ORACLE, prompt_ids, serving
 
-FAMILIES = ["llama", "gemma3", "qwen3_next", "qwen3_5"]
+FAMILIES = ["llama", "gemma3", "qwen3_5"]
 DRAFTERS = {
     "right": (ORACLE,),
     "often wrong": (ORACLE, "+drafter.wrong_every=3"),

@@ -127,4 +127,33 @@ FAMILIES: Mapping[str, Family] = {
             "mamba_d_conv": 4,
         },
     ),
+    "mamba2": Family(
+        "mamba2",
+        {
+            "num_heads": 8,
+            "state_size": 16,
+            "conv_kernel": 4,
+            "n_groups": 1,
+            "use_bias": False,
+            "use_conv_bias": True,
+            "time_step_rank": 4,
+        },
+    ),
+    "nemotron_h": Family(
+        "nemotron_h",
+        {
+            "hybrid_override_pattern": ["M", "*", "M", "-"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "mamba_proj_bias": False,
+            "ssm_state_size": 16,
+            "conv_kernel": 4,
+            "n_groups": 2,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "use_bias": False,
+            "use_conv_bias": True,
+        },
+        min_layers=4,
+    ),
 }
