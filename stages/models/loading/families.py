@@ -60,12 +60,14 @@ ROUTED: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Family:
-    """One entry of `FAMILIES`. `window` names the configuration key of a sliding window."""
+    """One entry of `FAMILIES`. `window` names the configuration key of a sliding window, `pattern` that
+    of a list with one word a layer, which is repeated for as many layers as are asked for."""
 
     module: str
     config: Mapping[str, Any] = field(default_factory=dict)
     window: str = ""
     min_layers: int = 1
+    pattern: str = ""
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -100,9 +102,15 @@ FAMILIES: Mapping[str, Family] = {
     "glm4_moe": Family("glm4_moe", {**ROUTED, "use_qk_norm": True, "partial_rotary_factor": 0.5}),
     "gpt_oss": Family(
         "gpt_oss",
-        {"sliding_window": 12, "num_local_experts": 4, "num_experts_per_tok": 2},
+        {
+            "sliding_window": 12,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
         window="sliding_window",
         min_layers=2,
+        pattern="layer_types",
     ),
     "gemma4": Family(
         "gemma4_text",
@@ -137,6 +145,8 @@ FAMILIES: Mapping[str, Family] = {
             "use_bias": False,
             "use_conv_bias": True,
             "time_step_rank": 4,
+            "time_step_limit": [0.001, 100.0],
+            "layer_norm_epsilon": 1e-6,
         },
     ),
     "nemotron_h": Family(
@@ -153,7 +163,9 @@ FAMILIES: Mapping[str, Family] = {
             "mlp_bias": False,
             "use_bias": False,
             "use_conv_bias": True,
+            "layer_norm_epsilon": 1e-6,
         },
         min_layers=4,
+        pattern="hybrid_override_pattern",
     ),
 }
