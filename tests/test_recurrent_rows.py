@@ -224,7 +224,7 @@ def test_a_model_of_one_position_for_all_rows_is_refused_at_open(monkeypatch, tm
         return own(self, x, mask, cache)
 
     monkeypatch.setattr(llama.Attention, "__call__", scalar)
-    with pytest.raises(OpenError, match="rows of unequal length"):
+    with pytest.raises(OpenError, match="does not run on rows of unequal length"):
         Tiny(Cpu(), family="llama", cache_dir=str(tmp_path)).open()
 
 

@@ -29,8 +29,8 @@ def prove_ragged(split: SplitModel, specs: Sequence[LayerSpec]) -> None:
         split.hidden(round.tokens_BW, round.caches)
     except Exception as error:
         raise OpenError(
-            f"{type(split.model).__module__} cannot run rows of unequal length in one pass: {error}. "
-            f"Choose another model."
+            f"{type(split.model).__module__} does not run on rows of unequal length in one pass: "
+            f"{error}. Choose another model."
         ) from error
     finally:
         round.abandon()
