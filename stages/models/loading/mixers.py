@@ -27,9 +27,8 @@ from stages.models.loading.split import SplitModel
 
 Caches = Sequence[Any]
 TOKENS, KEPT = (3, 5, 2, 7), 2
-TOLERANCE = (
-    0.02  # of the largest value: 16-bit products of other widths differ, ignored padding more
-)
+# Of the largest value: 16-bit products of other widths differ by less, ignored padding by more.
+TOLERANCE = 0.02
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,9 @@ class Call:
         self._run(dict(self.given) | {"mask": mask_BW}, cache)
 
     def alone(self, row: int, width: int, cache: Any) -> None:
-        """The first `width` inputs of one row."""
-        size = max(a.shape[:2] for a in self.given.values() if _by_token(a))
+        """The first `width` inputs of one row. A mixer's first array is what it mixes, (B, W, D);
+        others of that size go with it."""
+        size = next(a.shape[:2] for a in self.given.values() if _by_token(a))
         cut = {
             name: a[row : row + 1, :width] if _by_token(a) and a.shape[:2] == size else a
             for name, a in self.given.items()
