@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import OpenError
 from stages import blas
 from stages.device import Device, cores
 

@@ -66,6 +66,9 @@ class Tiny(Local):
         config = {**COMMON, **family.config, "model_type": family.module}
         if self.layers is not None:
             config["num_hidden_layers"] = self.layers
+        if family.pattern:
+            count = config["num_hidden_layers"]
+            config[family.pattern] = (list(config[family.pattern]) * count)[:count]
         if self.window is not None:
             config[family.window] = self.window
         return family, config

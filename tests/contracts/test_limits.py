@@ -33,6 +33,6 @@ def test_a_request_that_fits_is_admitted(limits):
 
 
 def test_a_prompt_over_the_context_is_refused_with_both_numbers(limits):
-    with pytest.raises(RequestError, match="1000.*100") as refusal:
+    with pytest.raises(RequestError, match=r"1000.*100") as refusal:
         limits.admit(1000, 1, TARGET, KV, "prompt")
     assert (refusal.value.param, refusal.value.code) == ("prompt", "context_length_exceeded")
