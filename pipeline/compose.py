@@ -111,6 +111,8 @@ def read(raw: str) -> tuple[Any, str | None]:
     except (HydraException, ValueError):
         return raw, raw
     quoted = isinstance(override._value, QuotedString)
+    if quoted and isinstance(value, str) and "${" in value:  # literal: OmegaConf would follow it
+        return re.sub(r"(\\*)\$\{", r"\1\1\\${", value), None
     if quoted or isinstance(value, list | dict) or (isinstance(value, str) and "${" in value):
         return value, None
     return value, raw
@@ -305,6 +307,11 @@ def _remove(tree: DictConfig, path: str, draft: _Draft) -> None:
 def _refuse_unknown(tree: DictConfig, known: Sequence[str], draft: _Draft) -> None:
     """Only base's keys stand at the top; others are reported and left out."""
     for key in [str(key) for key in tree if key not in known]:
+        if key in OVERLAYS:
+            what = "is an overlay of other groups' values: it has no settings of its own."
+            draft.problems.append(Problem(key, what, f"Choose one: headrace list {key}"))
+            del tree[key]
+            continue
         hint = f"{nearest(key, known)} Groups: {', '.join(known)}."
         draft.problems.append(Problem(key, "no such group or setting.", hint.strip()))
         del tree[key]

@@ -82,5 +82,7 @@ def at_least(name: str, value: Any, least: float) -> Any:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """`Did you mean 'x'?` for the known word most like `word`, or an empty string."""
-    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    names = [str(name) for name in known]
+    match = difflib.get_close_matches(word, names, n=1, cutoff=0.65)
+    match = match or [name for name in names if len(word) > 2 and name.startswith(word)]
     return f"Did you mean '{match[0]}'?" if match else ""
