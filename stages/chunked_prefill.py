@@ -14,7 +14,8 @@ class ChunkedPrefill:
     What the rows must hold comes from the token lists alone, so that rows lost to a fault are
     rebuilt here too. The last token stays pending; for a drafter with `prefill = "full"` a fresh
     prompt is processed whole and token 0 is drawn from the last position's scores. A chunk ends
-    where a snapshot is due, so that the state published there covers exactly those tokens.
+    where a snapshot is due, so that the state published there covers exactly those tokens. While other
+    rows decode, all rows of a chunk together take no more than the batch's `allowance`.
     """
 
     reads = frozenset(
@@ -35,6 +36,8 @@ class ChunkedPrefill:
             self._populate(batch)
         goals = [self._goal(sequence) for sequence in batch.sequences]
         width = min(map(self._next_width, batch.sequences, goals))
+        if batch.allowance is not None:
+            width = min(width, max(1, batch.allowance // len(goals)))
         if width:
             self._step(batch, goals, width)
         for sequence, goal in zip(batch.sequences, goals, strict=True):
