@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from pipeline.drafting import GuardedRows, guarded
 from pipeline.errors import HeadraceError
+from pipeline.parking import park, parked, restart
 from pipeline.trace import Telemetry, Totals, count_round, enter, leave, speculation
 from pipeline.types import Batch, Done, Failed, Sequence, Stage, State, Usage
 from pipeline.waiting import Waiting
@@ -62,6 +63,7 @@ class Turns:
         self._prune()
         if admit and len(self.waiting):
             self.prefills.extend(map(self._new_batch, self.waiting.take(self.running)))
+            self._make_way()
         if self.prefills:
             batch = self.prefills.popleft()
             batch.allowance = self._allowance()
@@ -100,6 +102,20 @@ class Turns:
             if not all(s.live for s in batch.sequences):
                 self._guard(self._retire, batch)
         self.prefills = deque(b for b in self.prefills if b.sequences)
+
+    def _make_way(self) -> None:
+        """Park rows for a request of higher priority that waits at the front, and start it."""
+        found = self.waiting.blocked(self.running, self.active.sequences)
+        if found is None:
+            return
+        first, leaving = found
+        self._guard(lambda batch: park(batch, leaving), self.active)
+        if len(parked(leaving)) < len(leaving):
+            return  # it failed: all rows are being rebuilt
+        for sequence in leaving:
+            self.waiting.append(sequence)
+        self.totals.counts["parked"] += len(leaving)
+        self.prefills.append(self._new_batch([self.waiting.take_one(first)]))
 
     def _new_batch(self, sequences: list[Sequence]) -> Batch:
         parts = self.pipeline.parts
@@ -273,8 +289,8 @@ class Turns:
             if not sequence.live:
                 self._conclude(sequence)
                 continue
-            sequence.processed_ids, sequence.ready, sequence.scores = [], False, None
-            sequence.proposal, sequence.emitted, sequence.match = [], [], None
+            restart(sequence)
+            sequence.match = None
             if sequence.sampler is not None:
                 sequence.sampler.restart(sequence.output_ids)
             sequence.counts["suspect"] = 1

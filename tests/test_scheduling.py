@@ -305,3 +305,102 @@ def test_a_budget_below_one_row_does_not_open():
 def test_sizes_out_of_range_are_refused_by_check(override):
     with pytest.raises(ConfigError, match=override.split("=")[0]):
         budgeted(8, f"limits.{override}").__enter__()
+
+
+# --- parking
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("scheduler", ["fifo", "fair"])
+def test_a_parked_row_goes_on_with_the_same_tokens(family, scheduler):
+    wanted = {"max_tokens": 60, "ignore_eos": True, "temperature": 0.8, "seed": 5}
+    prompts = [prompt_ids(n, seed=n) for n in (40, 25, 33)]
+    with serving(f"model.family={family}", "flow=plain", "drafter=none", "tier=none") as engine:
+        alone = [engine.generate(p, **wanted)["token_ids"] for p in prompts]
+    with serving(
+        f"model.family={family}", f"scheduler={scheduler}", "limits=budget", "limits.max_rows=2",
+        "flow=speculative", "drafter=ngram", "drafter.min_ngram=1", "tier=none",
+    ) as engine:  # fmt: skip
+        old = [Running(engine, p, priority=n, **wanted) for n, p in enumerate(prompts[:2])]
+        heads = [next(iter(run)).token_ids for run in old]
+        urgent = Running(engine, prompts[2], priority=2, **wanted)
+        assert urgent.result()["token_ids"] == alone[2]
+        for head, run, ids in zip(heads, old, alone, strict=False):
+            assert [*head, *run.result()["token_ids"]] == ids
+        stats = engine.stats()
+        assert stats["counts"]["parked"] == 1
+        assert stats["memory"]["estimate"]["parked_bytes"] == 0
+
+
+def test_the_newest_of_the_lowest_priority_is_parked_and_no_more_than_needed():
+    with serving(
+        "limits=budget", "limits.max_rows=3", "model.delay_ms=3", "drafter=none", "flow=plain",
+        recipe="fake",
+    ) as engine:  # fmt: skip
+        old = [
+            Running(engine, [70 + n], max_tokens=100, priority=p) for n, p in enumerate((0, 0, 1))
+        ]
+        for run in old:
+            next(iter(run))
+        urgent = Running(engine, [80], max_tokens=4, priority=1)
+        next(iter(urgent))
+        parked = [
+            run.ticket.sequence for run in old if run.ticket.sequence not in engine._turns.running
+        ]
+        assert parked == [old[1].ticket.sequence]
+        equal = Running(engine, [81], max_tokens=4, priority=0)
+        urgent.result()
+        assert [len(run.result()["token_ids"]) for run in (*old, equal)] == [99, 99, 99, 4]
+        assert engine.stats()["counts"]["parked"] == 1
+
+
+def test_a_parked_row_may_be_cancelled_and_a_failed_parking_is_mended(monkeypatch):
+    with serving(
+        "limits=budget", "limits.max_rows=1", "model.delay_ms=3", "drafter=none", "flow=plain",
+        recipe="fake",
+    ) as engine:  # fmt: skip
+        old = Running(engine, [70], max_tokens=300)
+        next(iter(old))
+        urgent = Running(engine, [80], max_tokens=30, priority=1)
+        next(iter(urgent))
+        assert engine.stats()["memory"]["estimate"]["parked_bytes"] >= 0
+        old.ticket.cancel()
+        assert list(old)[-1].finish_reason == "cancelled"
+        assert len(urgent.result()["token_ids"]) == 29
+
+        old = Running(engine, [70], max_tokens=40)
+        next(iter(old))
+        capture, failures = type(engine._turns.active.rows).capture, [1]
+
+        def failing(self, *arguments):
+            if failures:
+                raise MemoryError(failures.pop())
+            return capture(self, *arguments)
+
+        monkeypatch.setattr(type(engine._turns.active.rows), "capture", failing)
+        assert len(Running(engine, [80], max_tokens=5, priority=1).result()["token_ids"]) == 5
+        assert len(old.result()["token_ids"]) == 39
+
+
+def test_what_is_allocated_stays_near_the_estimate_and_comes_back():
+    """Chunks are short, since the values of a pass are no part of the estimate of rows."""
+    overrides = (
+        "model.layers=32",
+        "model.context=4096",
+        "limits.memory_gb=0.01",
+        "tier=none",
+        "stage.chunked_prefill.chunk=64",
+    )
+    with serving(
+        *overrides, "limits=budget", "limits.work_gb=0", "flow=plain", "drafter=none", recipe="fake"
+    ) as engine:
+        base, most = mx.get_active_memory(), 0
+        mx.reset_peak_memory()
+        sizes = ((1500, 20), (700, 30), (1900, 10), (100, 40), (1000, 10), (2500, 5))
+        runs = [Running(engine, prompt_ids(n, seed=n), max_tokens=m) for n, m in sizes]
+        while (stats := engine.stats())["rows"]["open_requests"]:
+            most = max(most, stats["memory"]["estimate"]["rows_bytes"])
+            time.sleep(0.002)
+        assert [len(run.result()["token_ids"]) for run in runs] == [m for _, m in sizes]
+        assert 2e6 < mx.get_peak_memory() - base <= 1.2 * most <= 1.2 * 0.01e9
+        assert mx.get_active_memory() - base < 1e6

@@ -37,10 +37,11 @@ class Limits(Part, Protocol):
     def admit(self, prompt_len: int, max_new: int, target: Target, kv: KVPolicy) -> None:
         """RequestError with the arithmetic if the request can never fit."""
 
-    def fits(self, sequence: Sequence, running: Seq[Sequence]) -> bool:
-        """Whether it may start beside those that have rows; if not it waits. May make saved states
-        go to make room. True for every admitted sequence while nothing runs."""
+    def fits(self, sequence: Sequence, running: Seq[Sequence], kept: Seq[int] = ()) -> bool:
+        """Whether it may start beside those that have rows and parked states of `kept` tokens; if not
+        it waits. May make saved states of tiers go. True for every admitted sequence while nothing
+        runs. If `can` says "park", rows of lower priority make way for who does not fit."""
 
-    def stats(self, running: Seq[Sequence]) -> Mapping[str, Any]:
+    def stats(self, running: Seq[Sequence], kept: Seq[int] = ()) -> Mapping[str, Any]:
         """Plain numbers, any thread: `estimate` (what is billed, bytes) and `enforced` (what holds
         whatever was estimated), apart."""

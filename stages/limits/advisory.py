@@ -61,11 +61,11 @@ class Advisory:
                 code="context_length_exceeded",
             )
 
-    def fits(self, sequence: Sequence, running: Seq[Sequence]) -> bool:
+    def fits(self, sequence: Sequence, running: Seq[Sequence], kept: Seq[int] = ()) -> bool:
         return True
 
-    def stats(self, running: Seq[Sequence]) -> Mapping[str, Any]:
-        counts = self.estimate.of([length(sequence) for sequence in running])
+    def stats(self, running: Seq[Sequence], kept: Seq[int] = ()) -> Mapping[str, Any]:
+        counts = self.estimate.of([length(sequence) for sequence in running], kept)
         held = sum(int(tier.stats().get("bytes", 0)) for tier in self.tiers if "shrink" in tier.can)
         return {"estimate": {**counts, "tiers_bytes": held}, "enforced": {}}
 

@@ -18,10 +18,13 @@ class Budget(Advisory):
 
     That is weights, rows as long as they may become, saved states in memory, and `work_gb` for what a
     pass computes with. A request waits until its row fits beside those that run; saved states go
-    first. One that would not fit alone is refused with the arithmetic; an answer's ceiling is clamped
-    to what fits, like to the context. The same number is MLX's own memory limit while this is open.
+    first, then rows of lower priority are parked. One that would not fit alone is refused with the
+    arithmetic; an answer's ceiling is clamped to what fits, like to the context. The same number is
+    MLX's own memory limit while this is open.
     ValueError for settings out of range; OpenError where the model leaves no room for a row.
     """
+
+    can = frozenset({"park"})
 
     def __init__(
         self,
@@ -92,8 +95,9 @@ class Budget(Advisory):
             )
         super().admit(prompt_len, max_new, target, kv, param)
 
-    def fits(self, sequence: Sequence, running: Seq[Sequence]) -> bool:
+    def fits(self, sequence: Sequence, running: Seq[Sequence], kept: Seq[int] = ()) -> bool:
         need = self.estimate.rows([length(s) for s in [*running, sequence]])
+        need += self.estimate.parked(kept)
         if need > self.free and running:
             return False
         for tier in self.tiers:
@@ -101,8 +105,8 @@ class Budget(Advisory):
                 tier.shrink(self.free - need)
         return True
 
-    def stats(self, running: Seq[Sequence]) -> Mapping[str, Any]:
-        found = super().stats(running)
+    def stats(self, running: Seq[Sequence], kept: Seq[int] = ()) -> Mapping[str, Any]:
+        found = super().stats(running, kept)
         estimate = {**found["estimate"], "work_bytes": self.work, "budget_bytes": self.total}
         return {"estimate": estimate, "enforced": dict(self.enforced)}
 

@@ -49,10 +49,17 @@ class Estimate:
         copies = 2 if len(lengths) > 1 else 1
         return copies * len(lengths) * self.row(max(lengths, default=0))
 
-    def of(self, lengths: Seq[int]) -> dict[str, int]:
-        """The bill of such rows by name, for people."""
-        rows = self.rows(lengths)
-        return {"weights_bytes": self.weights, "rows_bytes": rows}
+    def parked(self, lengths: Seq[int]) -> int:
+        """Bytes of the states of parked rows of these lengths."""
+        return sum(map(self.row, lengths))
+
+    def of(self, lengths: Seq[int], kept: Seq[int]) -> dict[str, int]:
+        """The bill of such rows and parked states by name, for people."""
+        return {
+            "weights_bytes": self.weights,
+            "rows_bytes": self.rows(lengths),
+            "parked_bytes": self.parked(kept),
+        }
 
 
 def _held(spec: LayerSpec, width: int) -> float:

@@ -22,7 +22,7 @@ class Fair(Fifo):
     tag that has started. A tag's clock is fixed at arrival and every start moves the clock on, so
     nobody is overtaken for ever, whatever the weights. An answer's length is taken to be
     `answer_tokens` until it has ended; then the flow is charged what was really computed, so a saved
-    prefix and a request that was given up cost nothing.
+    prefix and a request that was given up cost nothing. A parked row has been charged already.
 
     Nothing is kept of flows that have caught up with the clock. ValueError names a setting that is
     out of range.
@@ -49,7 +49,7 @@ class Fair(Fifo):
         self.clock = 0.0
         self._charged: dict[Flow, float] = {}  # tag of the flow's last started request
         self._arrived: dict[int, tuple[Flow, float]] = {}  # id of who waits -> flow, clock then
-        self._running: dict[int, tuple[Flow, int]] = {}  # id of who has a row -> flow, estimate
+        self._running: dict[int, tuple[Flow, int]] = {}  # id of who has had a row -> flow, estimate
 
     def order(self, waiting: Seq[Sequence], active: Seq[Sequence]) -> list[Sequence]:
         tags = self._tags(waiting)
@@ -60,7 +60,7 @@ class Fair(Fifo):
         the engine starts a flow's requests in their order."""
         tag = self._tags([sequence])[id(sequence)]
         flow, _ = self._arrived.pop(id(sequence))
-        self._running[id(sequence)] = flow, self._estimate(sequence)
+        self._running.setdefault(id(sequence), (flow, self._estimate(sequence)))
         self._charged[flow] = tag
         self.clock = max(self.clock, tag)
 
@@ -81,7 +81,8 @@ class Fair(Fifo):
         for sequence in waiting:
             arrival = (_flow(sequence), self.clock)
             flow, since = self._arrived.setdefault(id(sequence), arrival)
-            last[flow] = max(since, last[flow]) + self._estimate(sequence) / self._rate(flow)
+            due = 0 if id(sequence) in self._running else self._estimate(sequence)
+            last[flow] = max(since, last[flow]) + due / self._rate(flow)
             tags[id(sequence)] = last[flow]
         return tags
 
