@@ -4,7 +4,7 @@ One turn is at most one prefill chunk and one decode round; while rows decode, b
 scheduler's token budget, so that a long prompt does not stall them. Membership changes only between rounds
 and in two steps, so that a failed preparation changes nothing. A fault in a step costs that batch
 its rows, which are rebuilt from the token lists. A rebuilt row runs one round alone before it joins
-others again, so that a row that carries a fault fails without them.
+others again: so a row that carries a fault fails without them, and every row gets on.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from pipeline.drafting import GuardedRows, guarded
 from pipeline.errors import HeadraceError
 from pipeline.parking import park, parked, restart
 from pipeline.trace import Telemetry, Totals, count_round, enter, leave, speculation
-from pipeline.types import Batch, Done, Failed, Sequence, Stage, State, Usage
+from pipeline.types import Batch, Done, Event, Failed, Sequence, Stage, State, Usage
 from pipeline.waiting import Waiting
 
-MAX_ALONE = 1  # faults a row may have with no other row beside it; at the next one it fails
-MAX_TOGETHER = 8  # faults a row may share with others
+MAX_ALONE = 1  # faults in a row that a row may have with no other row beside it
 
 
 class Built(Protocol):
@@ -62,7 +61,8 @@ class Turns:
         """Drop who left, start who may, one prefill chunk, one decode round."""
         self._prune()
         if admit and len(self.waiting):
-            self.prefills.extend(map(self._new_batch, self.waiting.take(self.running)))
+            for group in self.waiting.take(self.running):
+                self._begin(group)
             self._make_way()
         if self.prefills:
             batch = self.prefills.popleft()
@@ -115,7 +115,22 @@ class Turns:
         for sequence in leaving:
             self.waiting.append(sequence)
         self.totals.counts["parked"] += len(leaving)
-        self.prefills.append(self._new_batch([self.waiting.take_one(first)]))
+        self._begin([self.waiting.take_one(first)])
+
+    def _begin(self, sequences: list[Sequence]) -> None:
+        """Give a group its rows; if that fails, the group fails and nothing else."""
+        try:
+            self.prefills.append(self._new_batch(sequences))
+        except Exception as fault:
+            for sequence in sequences:
+                sequence.error = fault
+                self._conclude(sequence)
+
+    def rehearse(self) -> None:
+        """Make rows once and free them, so that what the parts cannot store is known at open."""
+        batch = self._new_batch([])
+        batch.rows.close()
+        batch.draft_rows.close()
 
     def _new_batch(self, sequences: list[Sequence]) -> Batch:
         parts = self.pipeline.parts
@@ -139,7 +154,7 @@ class Turns:
             batch.clock[name] = batch.clock.get(name, 0.0) + spent
             seconds = self.totals.stage_seconds
             seconds[name] = seconds.get(name, 0.0) + spent
-        if isinstance(batch.draft_rows, GuardedRows) and batch.draft_rows.broken:
+        if isinstance(batch.draft_rows, GuardedRows):
             batch.draft_rows.mend(batch)
 
     def _prefill(self, batch: Batch) -> None:
@@ -152,7 +167,7 @@ class Turns:
             self._run("first", batch)
             self._mark_first_tokens(batch)
             self._retire(batch)
-        if all(s.ready and s.counts.pop("suspect", 0) for s in batch.sequences):
+        if batch.sequences and all(s.ready and "suspect" in s.counts for s in batch.sequences):
             self._decode(batch)
         self._join(batch)
         if batch.sequences and batch is not self.active:
@@ -164,6 +179,8 @@ class Turns:
         self.telemetry.round(batch)
         for sequence in batch.sequences:
             count_round(sequence, self.totals)
+            sequence.counts.pop("suspect", None)
+            sequence.counts.pop("faults_alone", None)
         self.totals.counts["rounds"] += 1
         self.pipeline.parts["depth"].observe(batch, time.perf_counter() - began)
         self._mark_first_tokens(batch)
@@ -229,26 +246,27 @@ class Turns:
 
     def _retire(self, batch: Batch) -> None:
         """Publish and remove the rows that have ended."""
-        leaving = [s for s in batch.sequences if not s.live]
-        if not leaving:
+        # decided once: another thread may cancel a row at any moment
+        alive = [s.live for s in batch.sequences]
+        if all(alive):
             return
         batch.drop_ahead()
         if batch.rows.size:
             self._run("finish", batch)
-            keep = [row for row, s in enumerate(batch.sequences) if s.live]
+            keep = [row for row, stays in enumerate(alive) if stays]
             batch.rows.filter(keep)
             batch.draft_rows.filter(keep)
-        batch.sequences = [s for s in batch.sequences if s.live]
-        for sequence in leaving:
+        sequences = list(zip(batch.sequences, alive, strict=True))
+        batch.sequences = [sequence for sequence, stays in sequences if stays]
+        for sequence in (sequence for sequence, stays in sequences if not stays):
             leave(sequence, batch)
             self._conclude(sequence)
 
     def _conclude(self, sequence: Sequence) -> None:
-        """The sequence's last event."""
+        """The sequence's last event; it lets go of all that is heavy."""
         self.pipeline.parts["scheduler"].finished(sequence)
-        if sequence.match is not None:
-            sequence.match.release()
-            sequence.match = None
+        sequence.drop_match()
+        sequence.scores = sequence.sampler = sequence.text_state = None
         outcome = "cancelled" if sequence.cancelled else "failed" if sequence.error else "finished"
         self.totals.counts[f"requests_{outcome}"] += 1
         self.totals.counts["completion_tokens"] += len(sequence.output_ids)
@@ -258,6 +276,7 @@ class Turns:
             sequence.deliver(Failed(sequence.error))
         else:
             sequence.deliver(done(sequence))
+        sequence.deliver = _nobody  # what delivers knows the sequence: no cycle is left to the gc
 
     # --- faults
 
@@ -280,27 +299,30 @@ class Turns:
         batch.round, batch.ahead = None, None
         if batch is self.active:
             self.active = Batch([], None, None)  # type: ignore[arg-type]
-        kind = "faults_alone" if len(sequences) == 1 else "faults_together"
+        alone = len(sequences) == 1
         for sequence in sequences:
             leave(sequence, batch)
-            sequence.counts[kind] = sequence.counts.get(kind, 0) + 1
-            if sequence.live and _hopeless(sequence, fault):
+            if alone:
+                sequence.counts["faults_alone"] = sequence.counts.get("faults_alone", 0) + 1
+            if sequence.live and alone and _hopeless(sequence, fault):
                 sequence.error = fault
             if not sequence.live:
                 self._conclude(sequence)
                 continue
             restart(sequence)
-            sequence.match = None
+            sequence.drop_match()
             if sequence.sampler is not None:
                 sequence.sampler.restart(sequence.output_ids)
             sequence.counts["suspect"] = 1
-            self.prefills.append(self._new_batch([sequence]))
+            self._begin([sequence])
 
 
 def _hopeless(sequence: Sequence, fault: Exception) -> bool:
-    counts = sequence.counts
-    alone, together = counts.get("faults_alone", 0), counts.get("faults_together", 0)
-    return isinstance(fault, HeadraceError) or alone > MAX_ALONE or together > MAX_TOGETHER
+    return isinstance(fault, HeadraceError) or sequence.counts["faults_alone"] > MAX_ALONE
+
+
+def _nobody(event: Event) -> None:
+    """Where a concluded sequence delivers to."""
 
 
 def done(sequence: Sequence) -> Done:

@@ -50,13 +50,14 @@ class Waiting:
         """Those that may start beside `running`, in groups whose prompts prefill together."""
         if not self._sequences or len(running) >= self._parts["limits"].max_rows:
             return []
-        groups: dict[int, list[Sequence]] = {}
+        groups: dict[tuple[int, int | None], list[Sequence]] = {}
         running = list(running)
         for sequence in self._order(running):
             if not self._fits(sequence, running):
                 break
             running.append(self.take_one(sequence))
-            groups.setdefault(len(sequence.prompt_ids), []).append(sequence)
+            shape = (len(sequence.prompt_ids), sequence.request.prefill_chunk)
+            groups.setdefault(shape, []).append(sequence)
         return list(groups.values())
 
     def take_one(self, sequence: Sequence) -> Sequence:

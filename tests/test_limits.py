@@ -24,11 +24,11 @@ def advisory(**settings: Any) -> Advisory:
 
 def test_a_prompt_must_leave_room_for_one_token():
     limits = advisory()
-    limits.admit(99, 1, TARGET, KV)
+    limits.admit(99, 1, TARGET, KV, "messages")
     with pytest.raises(
         RequestError, match="prompt has 100 tokens; the context is 100 tokens"
     ) as info:
-        limits.admit(100, 1, TARGET, KV)
+        limits.admit(100, 1, TARGET, KV, "messages")
     error = info.value
     assert (error.code, error.param, error.status) == ("context_length_exceeded", "messages", 400)
 
@@ -39,14 +39,14 @@ def test_the_operators_context_counts_when_it_is_smaller():
     ) as info:
         advisory(context=50).admit(50, 1, TARGET, KV, param="prompt")
     assert info.value.param == "prompt"
-    advisory(context=500).admit(99, 1, TARGET, KV)
+    advisory(context=500).admit(99, 1, TARGET, KV, "messages")
     with pytest.raises(RequestError, match="the context is 100"):
-        advisory(context=500).admit(100, 1, TARGET, KV)
+        advisory(context=500).admit(100, 1, TARGET, KV, "messages")
 
 
 @pytest.mark.parametrize("max_new", [1, 10**9])
 def test_the_answers_length_is_a_ceiling_not_a_reason(max_new):
-    advisory(max_tokens=5).admit(10, max_new, TARGET, KV)
+    advisory(max_tokens=5).admit(10, max_new, TARGET, KV, "messages")
 
 
 @pytest.mark.parametrize(

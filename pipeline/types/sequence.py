@@ -66,6 +66,12 @@ class Sequence:
     drafted_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
 
+    def drop_match(self) -> None:
+        """Give a borrowed state back, if there is one."""
+        if self.match is not None:
+            self.match.release()
+            self.match = None
+
     @property
     def live(self) -> bool:
         """Still producing tokens."""

@@ -83,7 +83,7 @@ class Budget(Advisory):
         return self.total - self.work - self.estimate.weights
 
     def admit(
-        self, prompt_len: int, max_new: int, target: Target, kv: KVPolicy, param: str = "messages"
+        self, prompt_len: int, max_new: int, target: Target, kv: KVPolicy, param: str
     ) -> None:
         """RequestError also if the prompt and one token of an answer would not fit alone."""
         if prompt_len < target.context_len and self.estimate.row(prompt_len + 1) > self.free:
