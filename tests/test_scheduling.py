@@ -269,7 +269,7 @@ def test_saved_states_go_before_a_row_has_to_wait():
         for seed in range(12):
             engine.generate(prompt_ids(200, seed=seed), max_tokens=4)
             assert engine.stats()["tiers"]["ram"]["bytes"] <= 7 * ROW
-        assert engine.stats()["tiers"]["ram"]["bytes"] > 4 * ROW
+        assert engine.stats()["tiers"]["ram"]["bytes"] > 3 * ROW
         engine.generate(prompt_ids(1500, seed=99), max_tokens=400)
         assert engine.stats()["tiers"]["ram"]["bytes"] <= 8 * ROW
         assert engine.stats()["tiers"]["ram"]["evictions"] > 0
