@@ -171,12 +171,14 @@ class Engine:
     @property
     def target_info(self) -> dict[str, Any]:
         model = self.pipeline.parts["model"]
-        context = self.pipeline.parts["limits"].context or model.context_len
+        limits = self.pipeline.parts["limits"]
+        context = limits.context or model.context_len
         return {
             "name": model.name,
             "context_len": min(context, model.context_len),
             "vocab_size": model.vocab_size,
             "eos_ids": sorted(model.eos_ids),
+            "max_open": limits.max_rows + limits.max_queue,  # requests
             "dtype": model.dtype,
             "weight_bytes": model.weight_bytes,
             "template": model.tokenizer.template is not None,
