@@ -179,6 +179,8 @@ def choice_problem(
     if option is None or (isinstance(option, list) and not many):
         usual = base[key] if isinstance(base.get(key), str) else next(iter(known), "…")
         return Problem(key, f"takes one of its options: {names}.", f"Try: {key}={usual}")
+    if twice := [name for name in dict.fromkeys(options) if options.count(name) > 1]:
+        return Problem(key, f"'{twice[0]}' is there twice.", "Leave one out.")
     bad = [str(name) for name in options if str(name) not in known]
     if bad:
         text = f"has no option '{bad[0]}'. {nearest(bad[0], known)} Options: {names}."

@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 class HeadraceError(ValueError):
@@ -70,6 +71,13 @@ class BusyError(HeadraceError):
 
 class ClosedError(HeadraceError):
     """The engine does not take requests: it is stopping, or its thread has failed."""
+
+
+def at_least(name: str, value: Any, least: float) -> Any:
+    """The value of a constructor's setting; ValueError, which `build` puts under its path, below `least`."""
+    if value is not None and value < least:
+        raise ValueError(f"{name}: wants >= {least}, got {value}")
+    return value
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

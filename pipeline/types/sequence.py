@@ -95,6 +95,7 @@ class Batch:
     draft_rows: DraftRows
     round: Round | None = None
     ahead: tuple[Round, Any] | None = None  # the next plain round and its scores, not launched
+    allowance: int | None = None  # prompt tokens this step may take over all rows; None: no bound
     draft_hidden: Any = None  # what the target showed the drafter this round
     clock: dict[str, float] = field(default_factory=dict)  # seconds by stage, of this batch
 
@@ -109,9 +110,10 @@ class Batch:
 class LayerSpec:
     """What decides how a layer's rows are stored, cut and joined."""
 
-    kind: str  # full | sliding | recurrent | latent | ...
+    kind: str  # full | sliding | latent | recurrent
     window: int = 0  # tokens; sliding only: a query sees itself and window - 1 before it
     signature: str = ""  # heads, sizes, dtype: two states join only if equal
+    group: int = -1  # composite: specs of one model layer that keeps several states share a number
 
 
 @dataclass(frozen=True)

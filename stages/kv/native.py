@@ -7,14 +7,13 @@ from typing import Any
 
 from pipeline.errors import OpenError
 from pipeline.types import LayerSpec, Rows, Target
-from stages.rows.attention import AttentionLayout
+from stages.rows.layouts import LAYOUTS
 from stages.rows.rows import LayeredRows
-
-STORED = ("full", "sliding")
+from stages.rows.state import is_exact
 
 
 class Native:
-    """Stores full and sliding attention layers in the model's own dtype."""
+    """Stores every layer kind in the model's own dtype."""
 
     can = frozenset({"rewind", "batch", "snapshot", "speculate"})
     identity: Mapping[str, Any] = {"kv": "native"}
@@ -27,7 +26,7 @@ class Native:
 
     def rows(self, target: Target, max_width: int) -> Rows:
         refuse_unknown(target)
-        layouts = [AttentionLayout(spec, max_width) for spec in target.specs]
+        layouts = [LAYOUTS[spec.kind](spec, max_width) for spec in target.specs]
         return LayeredRows(layouts, target.specs, max_width)
 
     def bytes_per_token(self, target: Target) -> float:
@@ -35,21 +34,25 @@ class Native:
 
 
 def refuse_unknown(target: Target) -> None:
-    """OpenError naming the layers whose state nothing here can store."""
+    """OpenError naming the cache classes and layers that nothing here can store."""
     unknown: dict[str, list[int]] = {}
     for index, spec in enumerate(target.specs):
-        if spec.kind not in STORED:
+        if spec.kind not in LAYOUTS:
             unknown.setdefault(spec.kind, []).append(index)
     if unknown:
         kinds = "; ".join(f"{kind} in layers {layers}" for kind, layers in unknown.items())
         raise OpenError(
-            f"kv: {target.name} keeps state that kv=native cannot store: {kinds}. "
-            f"It stores {' and '.join(STORED)} attention. Choose another model."
+            f"kv: {target.name} keeps its state in caches that no row layout stores: {kinds}. "
+            f"There are layouts for {', '.join(LAYOUTS)} layers. Choose another model, or add a "
+            f"layout in stages/rows/ and its kind in stages/models/loading/layers.py."
         )
 
 
 def _layer_bytes(spec: LayerSpec) -> float:
-    """Bytes a token takes in a layer whose signature is kind:HxD:dtype, keys and values together."""
-    _, shape, dtype = spec.signature.split(":")
-    heads, size = (int(n) for n in shape.split("x"))
-    return 2 * heads * size * (4 if dtype == "float32" else 2)
+    """Bytes a token takes in a layer: keys HxD, values where they differ. `full:1x32+1x8:float32`."""
+    if is_exact(spec):
+        return 0.0
+    _, sizes, dtype = spec.signature.split(":")
+    shapes = [tuple(map(int, shape.split("x"))) for shape in sizes.split("+")]
+    values = sum(heads * size for heads, size in (shapes * 2)[:2])
+    return values * (4 if dtype == "float32" else 2)

@@ -8,12 +8,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from pipeline.errors import OpenError
+from pipeline.errors import OpenError, at_least
 from pipeline.types import Device, LayerSpec, Sampling, Tokenizer
 from stages.models.loading.cpu_math import quicken
 from stages.models.loading.fingerprint import user_folder
 from stages.models.loading.layers import layer_specs
+from stages.models.loading.mixers import make_replayable
 from stages.models.loading.precision import lay_out
+from stages.models.loading.ragged import prove_ragged
 from stages.models.loading.split import SplitModel
 
 
@@ -47,7 +49,7 @@ class MLXTarget:
     weight_bytes: int
 
     def __init__(self, device: Device, *, context: int | None, cache_dir: str | None):
-        self.device, self.context = device, context
+        self.device, self.context = device, at_least("context", context, 1)
         self.memory = user_folder(cache_dir)
         self.calls = 0
         self.notes: list[str] = []
@@ -99,7 +101,11 @@ class MLXTarget:
         mx.eval(model.parameters())
         split, caches = SplitModel(model), make_prompt_cache(model)
         self.vocab_size = split.verify(caches, make_prompt_cache(model))
-        self.specs = layer_specs(caches)
+        latent = getattr(getattr(split.owner, "args", None), "kv_lora_rank", None)
+        self.specs = layer_specs(caches, latent)
+        if any(spec.kind == "recurrent" for spec in self.specs):
+            make_replayable(split, lambda: make_prompt_cache(model))
+        prove_ragged(split, self.specs)
         parameters = [array for _, array in tree_flatten(model.parameters())]
         self.weight_bytes = sum(array.nbytes for array in parameters)
         self.dtype = self.specs[0].signature.rsplit(":", 1)[-1] if self.specs else "float32"
