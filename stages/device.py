@@ -89,6 +89,7 @@ class Device:
         self.blas = blas
         self.warnings: list[str] = []
         self._blas = blases.REFERENCE
+        self._unlimited: dict[str, int] = {}  # bounds before the first `limit_memory`
 
     def open(self) -> None:
         """Load the BLAS, import mlx, make the device the default one. OpenError if it is not here."""
@@ -144,6 +145,25 @@ class Device:
     def _warn(self, text: str) -> None:
         self.warnings.append(text)
         warnings.warn(text, RuntimeWarning, stacklevel=4)
+
+    def limit_memory(self, nbytes: int | None) -> Mapping[str, int]:
+        """Bound what MLX allocates (a Linux CPU build only keeps less in reserve by it; Metal waits,
+        then fails), and on Metal what stays wired, as far as the machine allows. None: as before."""
+        import mlx.core as mx
+
+        wanted = dict(self._unlimited)
+        if nbytes is not None:
+            wanted = {"memory_limit_bytes": nbytes}
+            if self.kind == "metal":
+                most = int(mx.device_info()["max_recommended_working_set_size"])
+                wanted["wired_limit_bytes"] = min(nbytes, most)
+        setters = {
+            "memory_limit_bytes": mx.set_memory_limit,
+            "wired_limit_bytes": mx.set_wired_limit,
+        }
+        before = {name: int(setters[name](value)) for name, value in wanted.items()}
+        self._unlimited = {} if nbytes is None else {**before, **self._unlimited}
+        return wanted
 
     def describe(self) -> Mapping[str, Any]:
         """Plain facts for /health and `doctor`."""
