@@ -10,7 +10,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,6 +47,8 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def _version(package: str) -> str | None:
+    from importlib import metadata  # a fiftieth of the time of `check`
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -136,7 +137,9 @@ class Device:
         available = {"cpu": True, "metal": mx.metal.is_available(), "cuda": mx.cuda.is_available()}
         if not available[kind]:
             extra = " Install it with `pip install 'headrace[cuda]'`." if kind == "cuda" else ""
-            raise OpenError(f"device {kind} is not available to mlx {_version('mlx')} here.{extra} Or try: device=cpu")
+            raise OpenError(
+                f"device {kind} is not available to mlx {_version('mlx')} here.{extra} Or try: device=cpu"
+            )
         device = mx.Device(mx.cpu if kind == "cpu" else mx.gpu, 0)
         if asked_before and mx.default_device() != device:
             self._warn(f"mlx was using {mx.default_device()}; it uses {device} from now on")

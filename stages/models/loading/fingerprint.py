@@ -13,7 +13,6 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,8 @@ def user_folder(setting: str | None) -> Path:
 def artifact(files: Mapping[str, Path], facts: Mapping[str, Any], memory: Path) -> str:
     """Digest over the named files' bytes, how they are read (`facts`), and by which code."""
     digests = {name: remembered_digest(path, memory) for name, path in sorted(files.items())}
+    from importlib.metadata import version
+
     code = {"loader": LOADER, "mlx_lm": version("mlx-lm")}
     return digest({"files": digests, "facts": dict(facts), "code": code})
 
