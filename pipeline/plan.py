@@ -212,7 +212,8 @@ class _Check:
 
     def idle(self, composed: Composed, specs: Mapping[str, Any]) -> None:
         """A second model that nobody asks would be loaded for nothing."""
-        takes = [spec.signature.parts.items() for spec in _flat(specs.values())]
+        users = [spec for group, spec in specs.items() if group != "limits"]  # limits only bill it
+        takes = [spec.signature.parts.items() for spec in _flat(users)]
         asked = {source(*part) for parts in takes for part in parts}
         choice = composed.choices.get("model@draft_model", "none")
         if choice != "none" and "draft_model" not in asked:
