@@ -25,7 +25,9 @@ def threads_here() -> int:
 
 
 def environment(threads: int) -> dict[str, str]:
-    return os.environ | {name: str(threads) for name in THREADS}
+    # bytecode is kept, as on a user's machine: without it each start compiles our files again
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {name: str(threads) for name in THREADS}
 
 
 def free_port() -> int:
