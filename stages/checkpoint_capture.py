@@ -15,7 +15,7 @@ class CheckpointCapture:
     """
 
     reads = frozenset(
-        {"request", "boundary", "namespace", "processed_ids", "captured_len", "finish_reason"}
+        {"boundary", "namespace", "cached_len", "processed_ids", "captured_len", "finish_reason"}
     )
     writes = frozenset({"captured_len"})
     needs = {"kv": frozenset({"snapshot"})}
@@ -41,8 +41,11 @@ class CheckpointCapture:
             return 0
         if sequence.finish_reason is not None:
             return processed
-        passed = processed >= sequence.boundary if self._cuttable() else False
-        return sequence.boundary if passed or processed == sequence.boundary else 0
+        if not self._cuttable():
+            return sequence.boundary if processed == sequence.boundary else 0
+        # the end of the row will be published and can be cut: only much that is new is worth a copy now
+        much = sequence.boundary - sequence.cached_len >= self.min_tokens
+        return sequence.boundary if much and processed >= sequence.boundary else 0
 
     def _cuttable(self) -> bool:
         """Whether a state can be published after the row has gone on beyond it."""

@@ -16,9 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from pipeline.types import LayerSpec
-from stages.rows.frame import Frame
-
-STEP = 256  # tokens a buffer grows by, and by which a sliding layer may exceed what it must hold
+from stages.rows.frame import STEP, Frame, capacity
 
 Buffers = tuple[mx.array, mx.array]
 
@@ -93,7 +91,7 @@ class AttentionLayout:
         self, rows: Seq[Mapping[str, Any] | None], firsts: Seq[int], size: int
     ) -> tuple[Buffers | None, list[int]]:
         """Buffers and starts of the present `size` rows and new ones: `rows[i]` holds keys and values
-        (H, n, D) from position `firsts[i]`, or None. Lazy."""
+        (H, slots, D) from position `firsts[i]`, or None. Lazy."""
         starts = [*self.starts, *firsts]
         known = [row for row in rows if row is not None]
         if self.buffers is None and not known:
@@ -103,16 +101,15 @@ class AttentionLayout:
             if known
             else tuple(b[0] for b in self.buffers or ())
         )
-        longest = max((row["keys"].shape[1] for row in known), default=0)
-        capacity = max(_round_up(longest + 1), self.buffers[0].shape[2] if self.buffers else 0)
+        slots = max((row["keys"].shape[1] for row in known), default=0)
+        slots = max(slots, self.buffers[0].shape[2] if self.buffers else 0)
         built = []
         for index, name in enumerate(("keys", "values")):
-            old = [] if self.buffers is None else [_pad(self.buffers[index], capacity)]
+            old = [] if self.buffers is None else [_pad(self.buffers[index], slots)]
             if self.buffers is None and size:
-                old = [_zeros(sample[index], size, capacity)]
-            built.append(
-                mx.concatenate([*old, *(_row(row, name, sample[index], capacity) for row in rows)])
-            )
+                old = [_zeros(sample[index], size, slots)]
+            all_rows = [*old, *(_row(row, name, sample[index], slots) for row in rows)]
+            built.append(mx.concatenate(all_rows) if len(all_rows) > 1 else all_rows[0])
         return (built[0], built[1]), starts
 
     def install(self, built: tuple[Buffers | None, list[int]]) -> None:
@@ -157,12 +154,12 @@ class AttentionLayout:
     def _grow(self, stop: int, keys: mx.array, values: mx.array) -> None:
         if self.buffers is None:
             self.buffers = (
-                _zeros(keys[0], keys.shape[0], _round_up(stop)),
-                _zeros(values[0], keys.shape[0], _round_up(stop)),
+                _zeros(keys[0], keys.shape[0], capacity(stop)),
+                _zeros(values[0], keys.shape[0], capacity(stop)),
             )
         elif stop > self.buffers[0].shape[2]:
-            capacity = _round_up(stop)
-            self.buffers = (_pad(self.buffers[0], capacity), _pad(self.buffers[1], capacity))
+            slots = capacity(stop)
+            self.buffers = (_pad(self.buffers[0], slots), _pad(self.buffers[1], slots))
 
     def _scatter(self, keys: mx.array, values: mx.array) -> Buffers:
         assert self.buffers is not None
@@ -185,32 +182,28 @@ class AttentionLayout:
         assert self.buffers is not None
         shift = [max(0, e) for e in excess]
         self.starts = [s + d for s, d in zip(self.starts, shift, strict=True)]
-        capacity = _round_up(self.must_hold + self._frame.width)
+        slots = capacity(self.must_hold + self._frame.width)
         last = self.buffers[0].shape[2] - 1
-        index = np.minimum(np.array(shift)[:, None] + np.arange(capacity), last).astype(np.int32)
+        index = np.minimum(np.array(shift)[:, None] + np.arange(slots), last).astype(np.int32)
         at = mx.array(index[:, None, :, None])
         k, v = (
-            mx.take_along_axis(b, mx.broadcast_to(at, (*b.shape[:2], capacity, b.shape[3])), axis=2)
+            mx.take_along_axis(b, mx.broadcast_to(at, (*b.shape[:2], slots, b.shape[3])), axis=2)
             for b in self.buffers
         )
         self.buffers = (k, v)
 
 
-def _round_up(tokens: int) -> int:
-    return -(-tokens // STEP) * STEP
+def _zeros(like_HTD: mx.array, rows: int, slots: int) -> mx.array:
+    return mx.zeros((rows, like_HTD.shape[0], slots, like_HTD.shape[2]), like_HTD.dtype)
 
 
-def _zeros(like_HTD: mx.array, rows: int, capacity: int) -> mx.array:
-    return mx.zeros((rows, like_HTD.shape[0], capacity, like_HTD.shape[2]), like_HTD.dtype)
-
-
-def _pad(buffer: mx.array, capacity: int) -> mx.array:
-    """Grown to `capacity` slots. Concatenation took 0.6 of the time of `mx.pad` on a CPU."""
-    missing = capacity - buffer.shape[2]
+def _pad(buffer: mx.array, slots: int) -> mx.array:
+    """Grown to `slots` slots. Concatenation took 0.6 of the time of `mx.pad` on a CPU."""
+    missing = slots - buffer.shape[2]
     if missing <= 0:
         return buffer
     return mx.concatenate([buffer, _zeros(buffer[0], buffer.shape[0], missing)], axis=2)
 
 
-def _row(row: Mapping[str, Any] | None, name: str, like_HTD: mx.array, capacity: int) -> mx.array:
-    return _zeros(like_HTD, 1, capacity) if row is None else _pad(row[name][None], capacity)
+def _row(row: Mapping[str, Any] | None, name: str, like_HTD: mx.array, slots: int) -> mx.array:
+    return _zeros(like_HTD, 1, slots) if row is None else _pad(row[name][None], slots)

@@ -10,6 +10,13 @@ from collections.abc import Sequence as Seq
 import mlx.core as mx
 import numpy as np
 
+STEP = 256  # tokens a buffer grows by, and by which a sliding layer may exceed what it must hold
+
+
+def capacity(tokens: int) -> int:
+    """Slots of a buffer for this many tokens."""
+    return -(-tokens // STEP) * STEP
+
 
 class Frame:
     """One forward of `width` columns over rows that hold `lengths` tokens each; row b's real inputs

@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from pipeline.types import Change, LayerSlice, LayerSpec, Round, Segment, State
-from stages.rows.frame import Frame
+from stages.rows.frame import Frame, capacity
 from stages.rows.state import is_exact, layer_range, materialize
 
 
@@ -106,9 +106,11 @@ class LayeredRows:
         if index in self.exact:
             payloads = [s.boundaries[len(s.tokens)][index] if s else None for s in states]
             return self.layouts[index].build(payloads, firsts, self.size)
+        held = [n - first for n, first in zip(lengths, firsts, strict=True)]
+        room = [capacity(max(held) + 1) - tokens for tokens in held]  # so that it is copied once
         rows = [
-            layer_range(state, index, first, n) or None if state is not None else None
-            for state, first, n in zip(states, firsts, lengths, strict=True)
+            layer_range(state, index, first, n, slots) or None if state is not None else None
+            for state, first, n, slots in zip(states, firsts, lengths, room, strict=True)
         ]
         return self.layouts[index].build(rows, firsts, self.size)
 

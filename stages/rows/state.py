@@ -214,9 +214,10 @@ def join(base: State, tail: State) -> State:
     return replace(tail, segments=(*front, *tail.segments), boundaries={**early, **tail.boundaries})
 
 
-def layer_range(state: State, layer: int, first: int, stop: int) -> dict[str, Any]:
-    """name -> array (heads, stop - first, dim) of a layer's tokens [first, stop); {} if that is
-    empty. A single fitting slice is returned as it is, not copied. AssertionError on a hole."""
+def layer_range(state: State, layer: int, first: int, stop: int, room: int = 0) -> dict[str, Any]:
+    """name -> array (heads, stop - first + room, dim) of a layer's tokens [first, stop), then `room`
+    zeros; {} if there are no tokens. A single fitting slice without room is returned as it is, and
+    nothing is copied twice. AssertionError on a hole."""
     parts: list[LayerSlice] = []
     reached = stop
     for low, high, piece in pieces(state.segments, layer, stop):
@@ -225,7 +226,7 @@ def layer_range(state: State, layer: int, first: int, stop: int) -> dict[str, An
         reached = max(low, first)
         parts.append(view(piece, reached, high))
     assert reached <= first, f"layer {layer} lacks tokens [{first}, {reached}) of [{first}, {stop})"
-    return _concatenate(parts[::-1])
+    return _concatenate(parts[::-1], room)
 
 
 def evaluate(segments: Iterable[Segment]) -> None:
@@ -313,12 +314,16 @@ def _part(array: Any, low: int, high: int) -> Any:
     return array if low == 0 and high == array.shape[TOKENS] else array[:, low:high]
 
 
-def _concatenate(parts: Seq[LayerSlice]) -> dict[str, Any]:
+def _concatenate(parts: Seq[LayerSlice], room: int) -> dict[str, Any]:
     if not parts:
         return {}
-    if len(parts) == 1:
+    if len(parts) == 1 and not room:
         return dict(parts[0].arrays)
     return {
-        name: mx.concatenate([p.arrays[name] for p in parts], axis=TOKENS)
-        for name in parts[0].arrays
+        name: mx.concatenate([*(p.arrays[name] for p in parts), _empty_slots(array, room)], TOKENS)
+        for name, array in parts[0].arrays.items()
     }
+
+
+def _empty_slots(like: Any, count: int) -> Any:
+    return mx.zeros((like.shape[0], count, *like.shape[2:]), like.dtype)
