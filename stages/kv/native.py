@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.errors import OpenError
 from pipeline.types import LayerSpec, Rows, Target
+from stages.kv.shapes import native_bytes, shape_of
 from stages.rows.attention import AttentionLayout
 from stages.rows.rows import LayeredRows
 
@@ -31,7 +32,7 @@ class Native:
         return LayeredRows(layouts, target.specs, max_width)
 
     def bytes_per_token(self, target: Target) -> float:
-        return sum(_layer_bytes(spec) for spec in target.specs)
+        return sum(native_bytes(shape_of(spec)) for spec in target.specs)
 
 
 def refuse_unknown(target: Target) -> None:
@@ -43,13 +44,6 @@ def refuse_unknown(target: Target) -> None:
     if unknown:
         kinds = "; ".join(f"{kind} in layers {layers}" for kind, layers in unknown.items())
         raise OpenError(
-            f"kv: {target.name} keeps state that kv=native cannot store: {kinds}. "
+            f"kv: {target.name} keeps state that no kv policy here can store: {kinds}. "
             f"It stores {' and '.join(STORED)} attention. Choose another model."
         )
-
-
-def _layer_bytes(spec: LayerSpec) -> float:
-    """Bytes a token takes in a layer whose signature is kind:HxD:dtype, keys and values together."""
-    _, shape, dtype = spec.signature.split(":")
-    heads, size = (int(n) for n in shape.split("x"))
-    return 2 * heads * size * (4 if dtype == "float32" else 2)

@@ -23,6 +23,7 @@ class Tiny(Local):
         family: str = "llama",
         layers: int | None = None,
         window: int | None = None,
+        head_size: int | None = None,
         seed: int = 0,
         folder: str | None = None,
         template: str | None = None,
@@ -39,7 +40,7 @@ class Tiny(Local):
             cache_dir=cache_dir,
         )
         self.family, self.layers, self.window, self.seed = family, layers, window, seed
-        self.folder = folder
+        self.folder, self.head_size = folder, head_size
 
     def locate(self) -> Path:
         from stages.models.loading.checkpoint import VERSION, write
@@ -63,6 +64,8 @@ class Tiny(Local):
             if not family.window:
                 raise OpenError(f"model.window: family {self.family} has no sliding window.")
             config[family.window] = self.window
+        if self.head_size is not None:
+            config["head_dim"] = self.head_size
         return family, config
 
     def _at_least(self, layers: int, least: int) -> int:

@@ -13,6 +13,7 @@ from pipeline.types import Device, LayerSpec, Sampling, Tokenizer
 from stages.models.loading.fingerprint import user_folder
 from stages.models.loading.layers import layer_specs
 from stages.models.loading.precision import lay_out
+from stages.models.loading.routing import route, watch
 from stages.models.loading.split import SplitModel
 
 
@@ -95,9 +96,13 @@ class MLXTarget:
         from mlx_lm.models.cache import make_prompt_cache
 
         mx.eval(model.parameters())
+        route(model)
         split, caches = SplitModel(model), make_prompt_cache(model)
+        asked = watch(caches)
         self.vocab_size = split.verify(caches, make_prompt_cache(model))
         self.specs = layer_specs(caches)
+        attention = {i for i, spec in enumerate(self.specs) if spec.kind in ("full", "sliding")}
+        self.can = frozenset({"attend"} if attention <= asked else ())
         parameters = [array for _, array in tree_flatten(model.parameters())]
         self.weight_bytes = sum(array.nbytes for array in parameters)
         self.dtype = self.specs[0].signature.rsplit(":", 1)[-1] if self.specs else "float32"
