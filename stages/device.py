@@ -150,6 +150,7 @@ class Device:
     def describe(self) -> Mapping[str, Any]:
         """Plain facts for /health and `doctor`."""
         total, free = memory_bytes()
+        fusion = self.kind != "cpu" or shutil.which("g++") is not None
         return {
             "kind": self.kind,
             "blas": self._blas.name if self.kind == "cpu" else "",
@@ -159,7 +160,9 @@ class Device:
             "cores": cores(),
             "mlx": _version("mlx"),
             # MLX fuses elementwise operations on a CPU by calling g++; without it, it runs them one by one.
-            "fusion": self.kind != "cpu" or shutil.which("g++") is not None,
+            "fusion": fusion,
+            # It has vector code for ARM only.
+            "slow_exp": self.kind == "cpu" and fusion and platform.machine() in ("x86_64", "AMD64"),
             "platform": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
             "memory_bytes": total,
             "memory_free_bytes": free,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -68,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if args.list or not wanted:
         print("\n".join(names), file=sys.stdout if args.list else sys.stderr)
         return 0 if args.list else 2
+    signal.signal(signal.SIGTERM, _leave)
     start = time.monotonic()
     facts = machine(args.threads)
     print(header(facts, args.pairs), flush=True)
@@ -77,6 +79,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         args.json.write_text(json.dumps(report(facts, figures, failures), indent=1), "utf-8")
     return 0 if not failures and all(figure.met for figure in figures) else 1
+
+
+def _leave(number: int, frame: object) -> None:
+    """End as an exception does, so that the contestants are stopped too."""
+    raise SystemExit(128 + number)
 
 
 def chosen(name: str, pattern: str) -> bool:

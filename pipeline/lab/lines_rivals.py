@@ -13,8 +13,8 @@ from pipeline.lab.lines import Bench, Line
 from pipeline.lab.sse import BenchError, Reply
 
 RIVALS = {"shipped": "mlx-lm as shipped", "same": "mlx-lm with our BLAS"}
-DECODE_TOKENS = 48
-ROWS_TOKENS = 24
+DECODE_TOKENS = 32
+ROWS_TOKENS = 20
 PROMPT_TOKENS = 512
 PREFIX_TOKENS, ADDED_TOKENS = 200, 12
 

@@ -32,7 +32,8 @@ def best_rounds(rows: Sequence[int], repeats: int) -> dict[int, float]:
     settings = ("drafter=none", "tier=none", f"limits.max_rows={max(rows)}")
     with pipeline.load("fake", *settings) as engine:
         round_seconds(engine, 1)
-        return {count: min(round_seconds(engine, count) for _ in range(repeats)) for count in rows}
+        turns = [{count: round_seconds(engine, count) for count in rows} for _ in range(repeats)]
+    return {count: min(turn[count] for turn in turns) for count in rows}
 
 
 class Stamps:

@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from pipeline.errors import OpenError
 from pipeline.types import Device, LayerSpec, Sampling, Tokenizer
+from stages.models.loading.cpu_math import quicken
 from stages.models.loading.fingerprint import user_folder
 from stages.models.loading.layers import layer_specs
 from stages.models.loading.precision import lay_out
@@ -62,6 +63,7 @@ class MLXTarget:
         self.tokenizer, self.artifact = loaded.tokenizer, loaded.artifact
         self.eos_ids, self.generation = loaded.eos_ids, loaded.generation
         self.notes = [*loaded.notes, *lay_out(loaded.model, self.device)]
+        self.notes += quicken(loaded.model, self.device)
         self.context_len = self._context(loaded.context_len)
         self._probe(loaded.model)
         self.calls = 0
