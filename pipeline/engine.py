@@ -270,6 +270,7 @@ class Engine:
     def _own(self) -> None:
         try:
             self.pipeline.open()
+            self._turns.try_rows()
         except BaseException as error:
             self._state = "failed"
             self.pipeline.close()

@@ -40,6 +40,11 @@ class Turns:
         self.prefills: deque[Batch] = deque()
         self.active = Batch([], None, None)  # type: ignore[arg-type]  # rows come with the first join
 
+    def try_rows(self) -> None:
+        """OpenError where the KV policy cannot store what this model keeps: before serving."""
+        parts = self.pipeline.parts
+        parts["kv"].rows(parts["model"], parts["depth"].max + 1).close()
+
     # --- a turn
 
     @property

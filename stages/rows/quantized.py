@@ -1,16 +1,20 @@
 """Rows of one attention layer, full or sliding, whose keys and values are stored as affine codes.
 
 A token is coded when it arrives and never again: rollback moves lengths, and slicing, joining and
-saving move codes. Attention works on the codes (`Grid`), so nothing is spelled out for it either.
+saving move codes. Attention works on the codes (`Grid`), except in wide chunks.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import mlx.core as mx
 
 from pipeline.types import LayerSpec
 from stages.rows.attention import AttentionLayout, Buffers
 from stages.rows.grid import Grid, Packed
+
+NARROW = 40  # queries; as in cpu_math, so that rounds of speculation always go one way
 
 
 class QuantizedLayout(AttentionLayout):
@@ -30,6 +34,7 @@ class QuantizedLayout(AttentionLayout):
 
     def attend(
         self,
+        plain: Callable[..., mx.array],
         queries: mx.array,
         keys: Packed,
         values: Packed,
@@ -38,8 +43,11 @@ class QuantizedLayout(AttentionLayout):
         sinks: mx.array | None = None,
     ) -> mx.array:
         """What mlx-lm's `scaled_dot_product_attention` gives for the spelled-out keys and values:
-        (B, Hq, W, D). `sinks` (Hq,) are scores of a key that has no value."""
+        (B, Hq, W, D). `sinks` (Hq,) are scores of a key that has no value. `plain` is that function,
+        for chunks so wide that spelling the vectors out hardly shows."""
         B, Hq, W, _ = queries.shape
+        if W > NARROW:
+            return plain(queries, self.keys.spell_out(keys), self.values.spell_out(values))
         H, T = keys[0].shape[1:3]
         asked = (queries * scale).reshape(B, H, Hq // H * W, -1)
         scores = self.keys.dots(asked, keys).reshape(B, H, -1, W, T)

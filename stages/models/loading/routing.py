@@ -18,35 +18,35 @@ NAME = "scaled_dot_product_attention"
 
 
 def route(model: nn.Module) -> None:
-    """In the Python modules of this model's layers, put a function in the place of mlx-lm's own.
-    For caches without `attend` it is that function, so other models do not notice."""
+    """In the Python modules of this model's layers, put a function in front of mlx-lm's own (or of
+    `cpu_math`'s). For caches without `attend` it is that function, so other models do not notice."""
     from mlx_lm.models import base
 
-    plain = base.scaled_dot_product_attention
-
-    def attend(
-        queries: Any, keys: Any, values: Any, cache: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        mine = getattr(cache, "attend", None)
-        if mine is not None:
-            return mine(queries, keys, values, *args, **kwargs)
-        return plain(queries, keys, values, cache, *args, **kwargs)
-
     for name in {type(module).__module__ for module in model.modules()}:
-        if getattr(sys.modules[name], NAME, None) is plain:
-            setattr(sys.modules[name], NAME, attend)
+        theirs = getattr(sys.modules[name], NAME, None)
+        if getattr(theirs, "theirs", theirs) is getattr(base, NAME):
+            setattr(sys.modules[name], NAME, _asking(theirs))
+
+
+def _asking(theirs: Any) -> Any:
+    def attend(q: Any, k: Any, v: Any, cache: Any, scale: float, mask: Any, sinks: Any = None) -> Any:
+        plain = partial(theirs, cache=cache, scale=scale, mask=mask, sinks=sinks)
+        if (mine := getattr(cache, "attend", None)) is None:
+            return plain(q, k, v)
+        return mine(plain, q, k, v, scale=scale, mask=mask, sinks=sinks)
+
+    attend.theirs = theirs  # type: ignore[attr-defined]
+    return attend
 
 
 def watch(caches: Sequence[Any]) -> set[int]:
     """Indices of the caches that their layer asks, once the model has run with them: what a model
     computes by code of its own can only be served from plain arrays."""
-    from mlx_lm.models.base import scaled_dot_product_attention
-
     asked: set[int] = set()
 
-    def noted(index: int, queries: Any, keys: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
+    def noted(index: int, plain: Any, q: Any, k: Any, v: Any, **_: Any) -> Any:
         asked.add(index)
-        return scaled_dot_product_attention(queries, keys, values, None, *args, **kwargs)
+        return plain(q, k, v)
 
     for index, cache in enumerate(caches):
         cache.attend = partial(noted, index)
