@@ -36,9 +36,7 @@ class Affine:
     def rows(self, target: Target, max_width: int) -> Rows:
         refuse_unknown(target)
         refuse_sizes("kv", target, dict.fromkeys(range(len(target.specs)), self.grid))
-        layouts = [
-            QuantizedLayout(spec, max_width, self.grid, self.grid) for spec in target.specs
-        ]
+        layouts = [QuantizedLayout(spec, max_width, self.grid, self.grid) for spec in target.specs]
         return LayeredRows(layouts, target.specs, max_width)
 
     def bytes_per_token(self, target: Target) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import OpenError
-from pipeline.types import LayerSpec, Rows, Target
+from pipeline.types import Rows, Target
 from stages.kv.shapes import native_bytes, shape_of
 from stages.rows.attention import AttentionLayout
 from stages.rows.rows import LayeredRows

@@ -18,6 +18,8 @@ import mlx.core as mx
 KERNELS = (4, 8)  # bits
 GROUPS = (32, 64, 128)  # what mx.quantize takes
 
+NARROW = 40  # rows up to which a product gives a row the same bits whatever their number (_blas.c)
+
 Packed = tuple[mx.array, ...]  # uint32 (B, H, T, D bits / 32), scales and biases (B, H, T, G)
 
 
@@ -34,37 +36,37 @@ class Grid:
 
     def spell_out(self, packed: Packed) -> mx.array:
         """The vectors themselves, (B, H, T, D)."""
-        return mx.dequantize(*packed, group_size=self.group, bits=self.bits)
+        return mx.dequantize(packed[0], packed[1], packed[2], self.group, self.bits)
 
     def bytes_a_number(self, scale_bytes: int) -> float:
         return self.bits / 8 + 2 * scale_bytes / self.group
 
     def dots(self, q_BHRD: mx.array, packed: Packed) -> mx.array:
         """q·x for all pairs, (B, H, R, T)."""
+        words, scales, biases = packed
         if q_BHRD.dtype != mx.float32:
-            return mx.quantized_matmul(
-                q_BHRD, *packed, transpose=True, group_size=self.group, bits=self.bits
-            )
-        codes, (_, scales, biases) = self._codes(packed[0]), packed
+            return mx.quantized_matmul(q_BHRD, words, scales, biases, True, self.group, self.bits)
+        codes = self._codes(words)
         q_BHGRE = self._by_group(q_BHRD)
         lanes = len(codes)
         sums = sum(
-            q_BHGRE[..., lane::lanes] @ code.swapaxes(-1, -2) for lane, code in enumerate(codes)
+            _product(q_BHGRE[..., lane::lanes], code.swapaxes(-1, -2))
+            for lane, code in enumerate(codes)
         )
         steps = (sums * scales.swapaxes(-1, -2)[:, :, :, None]).sum(axis=2)
         return steps + q_BHGRE.sum(-1).swapaxes(-1, -2) @ biases.swapaxes(-1, -2)
 
     def mix(self, p_BHRT: mx.array, packed: Packed) -> mx.array:
         """Σ p x over the keys, (B, H, R, D)."""
+        words, scales, biases = packed
         if p_BHRT.dtype != mx.float32:
-            return mx.quantized_matmul(
-                p_BHRT, *packed, transpose=False, group_size=self.group, bits=self.bits
-            )
-        _, scales, biases = packed
+            return mx.quantized_matmul(p_BHRT, words, scales, biases, False, self.group, self.bits)
         weighted = p_BHRT[:, :, None] * scales.swapaxes(-1, -2)[:, :, :, None]
-        lanes = [weighted @ code for code in self._codes(packed[0])]  # each (B, H, G, R, E / lanes)
+        lanes = [
+            _product(weighted, code) for code in self._codes(words)
+        ]  # each (B, H, G, R, E / lanes)
         mixed = mx.stack(lanes, axis=-1).flatten(-2) if len(lanes) > 1 else lanes[0]
-        shift = (p_BHRT @ biases).swapaxes(-1, -2)[..., None]
+        shift = _product(p_BHRT, biases).swapaxes(-1, -2)[..., None]
         return (mixed + shift).swapaxes(2, 3).flatten(-2)
 
     def _codes(self, packed: mx.array) -> list[mx.array]:
@@ -78,3 +80,12 @@ class Grid:
     def _by_group(self, x_BHND: mx.array, size: int = 0) -> mx.array:
         """(B, H, N, D) -> (B, H, G, N, D / G)."""
         return mx.unflatten(x_BHND, -1, (-1, size or self.group)).swapaxes(2, 3)
+
+
+def _product(a: mx.array, b: mx.array) -> mx.array:
+    """a @ b by at most NARROW rows at a time, so that a verify pass rounds as single steps do."""
+    rows = a.shape[-2]
+    if rows <= NARROW:
+        return a @ b
+    parts = [a[..., i : i + NARROW, :] @ b for i in range(0, rows, NARROW)]
+    return mx.concatenate(parts, axis=-2)

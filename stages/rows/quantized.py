@@ -12,9 +12,7 @@ import mlx.core as mx
 
 from pipeline.types import LayerSpec
 from stages.rows.attention import AttentionLayout, Buffers
-from stages.rows.grid import Grid, Packed
-
-NARROW = 40  # queries; as in cpu_math, so that rounds of speculation always go one way
+from stages.rows.grid import NARROW, Grid, Packed
 
 
 class QuantizedLayout(AttentionLayout):
@@ -44,7 +42,7 @@ class QuantizedLayout(AttentionLayout):
     ) -> mx.array:
         """What mlx-lm's `scaled_dot_product_attention` gives for the spelled-out keys and values:
         (B, Hq, W, D). `sinks` (Hq,) are scores of a key that has no value. `plain` is that function,
-        for chunks so wide that spelling the vectors out hardly shows."""
+        for chunks so wide (as in cpu_math) that spelling the vectors out hardly shows."""
         B, Hq, W, _ = queries.shape
         if W > NARROW:
             return plain(queries, self.keys.spell_out(keys), self.values.spell_out(values))

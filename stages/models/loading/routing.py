@@ -29,7 +29,9 @@ def route(model: nn.Module) -> None:
 
 
 def _asking(theirs: Any) -> Any:
-    def attend(q: Any, k: Any, v: Any, cache: Any, scale: float, mask: Any, sinks: Any = None) -> Any:
+    def attend(
+        q: Any, k: Any, v: Any, cache: Any, scale: float, mask: Any, sinks: Any = None
+    ) -> Any:
         plain = partial(theirs, cache=cache, scale=scale, mask=mask, sinks=sinks)
         if (mine := getattr(cache, "attend", None)) is None:
             return plain(q, k, v)
