@@ -9,14 +9,18 @@ from typing import Any
 
 from pipeline.types import Attachment, Batch, Change, Drafter, DraftRows, Target
 
+MAX_MENDS = 8  # a batch's draft rows are made again at most this often: each costs O(history)
+
 
 class GuardedRows:
     """Draft rows that survive their drafter: after a fault they propose nothing and take nothing
-    until `mend` has made them again from the batch's token lists."""
+    until `mend` has made them again from the batch's token lists. After `MAX_MENDS` they stay so."""
 
-    def __init__(self, make: Callable[[], DraftRows]):
+    def __init__(self, make: Callable[[], DraftRows], vocab_size: int):
         self._make = make
         self._rows = make()
+        self._vocab_size = vocab_size
+        self._mends = 0
         self.broken = False
 
     @property
@@ -30,10 +34,17 @@ class GuardedRows:
         if self.broken:
             return [[] for _ in pending]
         try:
-            return self._rows.draft(pending, depths, samplers)
+            proposals = self._rows.draft(pending, depths, samplers)
+            self._check(proposals, depths)
         except Exception:
             self.broken = True
             raise
+        return proposals
+
+    def _check(self, proposals: list[list[int]], depths: Seq[int]) -> None:
+        for proposal, depth in zip(proposals, depths, strict=True):
+            inside = all(0 <= token < self._vocab_size for token in proposal)
+            assert inside and len(proposal) <= depth, f"proposed {proposal} at depth {depth}"
 
     def commit(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
         self._take(self._rows.commit, inputs, hidden)
@@ -42,27 +53,43 @@ class GuardedRows:
         self._take(self._rows.consume, inputs, hidden)
 
     def prepare_append(self, tokens: Seq[Seq[int]], attachments: Seq[Attachment | None]) -> Change:
-        return _Nothing() if self.broken else self._rows.prepare_append(tokens, attachments)
+        if self.broken:
+            return _Nothing()
+        try:
+            return self._rows.prepare_append(tokens, attachments)
+        except Exception:
+            self._fail()
+            return _Nothing()
 
     def filter(self, keep: Seq[int]) -> None:
         self._take(self._rows.filter, keep)
 
     def capture(self, row: int) -> Attachment | None:
-        return None if self.broken else self._rows.capture(row)
+        if self.broken:
+            return None
+        try:
+            return self._rows.capture(row)
+        except Exception:
+            self._fail()
+            return None
 
     def check_integrity(self) -> None:
         if not self.broken:
             self._rows.check_integrity()
 
     def close(self) -> None:
-        self._rows.close()
-
-    def mend(self, batch: Batch) -> None:
-        """Start again from what the target's rows hold; stay broken if that fails too."""
-        for sequence in batch.sequences:
-            sequence.counts["draft_errors"] = sequence.counts.get("draft_errors", 0) + 1
         try:
             self._rows.close()
+        except Exception:
+            self._fail()
+
+    def mend(self, batch: Batch) -> None:
+        """If broken, start again from what the target's rows hold."""
+        if not self.broken or self._mends == MAX_MENDS:
+            return
+        self._mends += 1
+        self.close()
+        try:
             self._rows = self._make()
             held = [sequence.processed_ids for sequence in batch.sequences]
             self._rows.prepare_append(held, [None] * len(held)).commit()
@@ -76,8 +103,11 @@ class GuardedRows:
         try:
             call(*arguments)
         except Exception:
-            logging.getLogger(__name__).warning("the drafter failed", exc_info=True)
-            self.broken = True
+            self._fail()
+
+    def _fail(self) -> None:
+        logging.getLogger(__name__).warning("the drafter failed", exc_info=True)
+        self.broken = True
 
 
 class _Nothing:
@@ -89,4 +119,4 @@ class _Nothing:
 
 def guarded(drafter: Drafter, target: Target, max_width: int) -> GuardedRows:
     """The drafter's rows for one batch."""
-    return GuardedRows(lambda: drafter.rows(target, max_width))
+    return GuardedRows(lambda: drafter.rows(target, max_width), target.vocab_size)

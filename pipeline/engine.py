@@ -10,13 +10,11 @@ import logging
 import queue
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import fields
 from typing import Any, Protocol
 
+from pipeline.asking import Prompt, make_request
 from pipeline.errors import BusyError, ClosedError, HeadraceError
 from pipeline.ownership import Ownership, Work
 from pipeline.results import collect
@@ -30,13 +28,11 @@ from pipeline.types import (
     Event,
     Failed,
     Request,
-    Sampling,
     Sequence,
     Stage,
 )
 
 PREPARATION_THREADS = 2
-SAMPLING_FIELDS = frozenset(f.name for f in fields(Sampling))
 
 
 class Pipeline(Protocol):
@@ -75,7 +71,8 @@ class Engine:
         self._inbox: queue.SimpleQueue[Sequence | None] = queue.SimpleQueue()
         self._open_requests: set[int] = set()  # ids of sequences without a last event
         self._lock = threading.Lock()
-        self._state = "new"  # new | open | draining | failed | closed
+        self._state = "new"  # new | opening | open | draining | failed | closed
+        self._ending: ClosedError | None = None  # set once nothing takes from the inbox any more
         self._opened: Future[None] = Future()
         self._pool = ThreadPoolExecutor(PREPARATION_THREADS, "headrace-prepare")
         self._thread = threading.Thread(target=self._own, name="headrace-owner", daemon=True)
@@ -91,6 +88,10 @@ class Engine:
 
     def open(self) -> None:
         """Load everything. Errors of the parts are raised here, before any request."""
+        with self._lock:
+            if self._state != "new":
+                raise ClosedError(f"the engine is {self._state}: build another one")
+            self._state = "opening"
         self._thread.start()
         self._opened.result()
 
@@ -98,7 +99,7 @@ class Engine:
         """Stop admission, end open requests with ClosedError, free everything."""
         with self._lock:
             was, self._state = self._state, "closed" if self._state != "failed" else "failed"
-        self._pool.shutdown(wait=True)
+        self._pool.shutdown(wait=threading.current_thread() is not self._thread)
         self._wake()
         if was != "new" and self._thread is not threading.current_thread():
             self._thread.join()
@@ -131,7 +132,7 @@ class Engine:
                     f"the queue is full: {limits.max_queue} requests wait (limits.max_queue)"
                 )
             self._open_requests.add(id(sequence))
-        self._pool.submit(self._prepare, sequence)
+            self._pool.submit(self._prepare, sequence)
         return Ticket(sequence, self._wake)
 
     def stream(self, prompt: Prompt, **wanted: Any) -> Iterator[Delta | Done]:
@@ -156,33 +157,28 @@ class Engine:
 
     def request(self, prompt: Prompt, **wanted: Any) -> Request:
         """A Request for a chat (list of messages), ids (list of int), or text: one user turn where
-        the model has a chat template, unless `raw=True`."""
-        raw = wanted.pop("raw", False)
-        said = {name: wanted.pop(name) for name in list(wanted) if name in SAMPLING_FIELDS}
-        wanted |= {"id": wanted.get("id") or uuid.uuid4().hex, "sampling": Sampling(**said)}
-        if not isinstance(prompt, str):
-            chat = bool(prompt) and isinstance(prompt[0], Mapping)
-            wanted["messages" if chat else "token_ids"] = tuple(prompt)
-            return Request(**wanted)
-        if self.tokenizer.template is None or raw:
-            return Request(text=prompt, **wanted)
-        return Request(messages=({"role": "user", "content": prompt},), **wanted)
+        the model has a chat template, unless `raw=True`. RequestError names a wrong field."""
+        return make_request(prompt, wanted, has_template=self.tokenizer.template is not None)
 
     # --- what is known
 
     @property
     def tokenizer(self) -> Any:
+        if self._state in ("new", "opening"):
+            raise ClosedError("the engine is not open: use `with pipeline.load(…) as engine:`")
         return self.pipeline.parts["model"].tokenizer
 
     @property
     def target_info(self) -> dict[str, Any]:
         model = self.pipeline.parts["model"]
-        context = self.pipeline.parts["limits"].context or model.context_len
+        limits = self.pipeline.parts["limits"]
+        context = limits.context or model.context_len
         return {
             "name": model.name,
             "context_len": min(context, model.context_len),
             "vocab_size": model.vocab_size,
             "eos_ids": sorted(model.eos_ids),
+            "max_open": limits.max_rows + limits.max_queue,  # requests
             "dtype": model.dtype,
             "weight_bytes": model.weight_bytes,
             "template": model.tokenizer.template is not None,
@@ -228,13 +224,14 @@ class Engine:
     def _prepare(self, sequence: Sequence) -> None:
         try:
             self._admit(sequence)
-        except HeadraceError as refusal:
-            sequence.deliver(Failed(refusal))
         except Exception as fault:
-            self.totals.counts["faults"] += 1
+            self.totals.counts["faults"] += not isinstance(fault, HeadraceError)
             sequence.deliver(Failed(fault))
 
     def _admit(self, sequence: Sequence) -> None:
+        if sequence.cancelled:
+            sequence.deliver(done(sequence))
+            return
         batch = Batch([sequence], None, None)  # type: ignore[arg-type]  # nothing has rows yet
         for name in self.pipeline.phases["admit"]:
             began = time.perf_counter()
@@ -244,7 +241,10 @@ class Engine:
         if sequence.max_new == 0:
             sequence.finish_reason = "length"
             sequence.deliver(done(sequence))
-        else:
+            return
+        with self._lock:
+            if self._ending is not None:
+                raise self._ending
             self._inbox.put(sequence)
 
     def _delivery(
@@ -270,13 +270,15 @@ class Engine:
     def _own(self) -> None:
         try:
             self.pipeline.open()
-            self._turns.try_rows()
+            self._turns.rehearse()
         except BaseException as error:
             self._state = "failed"
-            self.pipeline.close()
+            self._shut(ClosedError("the engine could not be opened"))
             self._opened.set_exception(error)
             return
-        self._state = "open"
+        with self._lock:
+            if self._state == "opening":
+                self._state = "open"
         self._opened.set_result(None)
         ending = ClosedError("the engine has stopped")
         try:
@@ -288,12 +290,11 @@ class Engine:
             self._shut(ending)
 
     def _loop(self) -> None:
+        more = False  # work that is no request is left
         while self._state in ("open", "draining"):
-            self._receive(block=not self._turns.busy)
+            self._receive(block=not (self._turns.busy or more))
             self._turns.turn(admit=not self.ownership.holds_admission)
-            if not self._turns.rows_in_use:
-                self.ownership.run_due()
-                self._idle()
+            more = not self._turns.rows_in_use and self._background()
 
     def _receive(self, *, block: bool) -> None:
         """Take what has arrived; with nothing to do, wait for something."""
@@ -306,20 +307,31 @@ class Engine:
             if sequence is not None:
                 self._turns.waiting.append(sequence)
 
+    def _background(self) -> bool:
+        """One piece of other work, then one idle step; True if more is left to do."""
+        idle = not self._turns.busy and self._inbox.empty()
+        more = self.ownership.run_due(idle=idle)
+        if idle and not more:
+            self._idle()
+        return more
+
     def _idle(self) -> None:
-        if self._turns.busy or not self._inbox.empty():
-            return
         nobody = Batch([], None, None)  # type: ignore[arg-type]
         for name in self.pipeline.phases.get("idle", ()):
-            self.pipeline.stages[name].run(nobody)
+            try:
+                self.pipeline.stages[name].run(nobody)
+            except Exception:
+                self.totals.counts["faults"] += 1
+                logging.getLogger(__name__).warning("idle stage %s failed", name, exc_info=True)
 
-    def _shut(self, error: Exception) -> None:
-        self.ownership.close()
+    def _shut(self, ending: ClosedError) -> None:
+        """Tell everybody, free everything; no step keeps the next one from running."""
+        with self._lock:
+            self._ending = ending
         self._receive(block=False)
-        self._turns.fail_all(error)
-        self._turns.close()
-        self.pipeline.close()
-        self._open_requests.clear()
-
-
-Prompt = str | Seq[int] | Seq[Mapping[str, Any]]
+        steps = (self.ownership.close, lambda: self._turns.fail_all(ending), self._turns.close)
+        for step in (*steps, self.pipeline.close):
+            try:
+                step()
+            except Exception:
+                logging.getLogger(__name__).warning("while closing", exc_info=True)

@@ -32,6 +32,9 @@ GIVEN |= {"entered", "counts", "drafted_by_position", "accepted_by_position"}
 GIVEN |= {"processed_ids", "output_ids", "captured_len", "finish_reason"}
 # Empty in a flow that has no stage for them, but never read before that stage where there is one.
 OPTIONAL = frozenset({"proposal", "depth", "match"})
+# Made anew in each round: in a loop, what an earlier phase or the round before left is no value.
+ROUND = frozenset({"proposal", "depth", "scores", "emitted", "accepted", "kept"})
+OPENS, SETTLES = "scores", "kept"  # who scores has opened the rows; who reads `kept` closes them
 
 Suggest = Callable[[str, Collection[str]], Seq[str]]
 
@@ -82,6 +85,7 @@ class Graph:
     fields: tuple[str, ...] = FIELDS
     given: frozenset[str] = GIVEN
     optional: frozenset[str] = OPTIONAL
+    round: frozenset[str] = ROUND
 
     def steps(self) -> list[tuple[str, Node]]:
         """(phase, stage) in the order of a request's life, unknown stages left out."""
@@ -95,7 +99,7 @@ class Graph:
         rules = (
             self._names, self._repeats, self._fields, self._threads, self._reads, self._writers,
             lambda: self._needs(suggest), self._idle_drafter, self._no_model,
-            self._no_end,
+            self._no_end, self._unsettled,
         )  # fmt: skip
         if problems := [problem for rule in rules for problem in rule()]:
             raise GraphError(problems)
@@ -134,24 +138,37 @@ class Graph:
                 yield Problem(f"stage '{node.name}' ({phase})", what, "Move it to another phase.")
 
     def _reads(self) -> Iterator[Problem]:
-        steps = self.steps()
-        for index, (phase, node) in enumerate(steps):
-            earlier = {name for _, other in steps[:index] for name in other.writes}
-            for name in sorted(node.reads & set(self.fields) - earlier - self.given - node.writes):
-                later = [
-                    other.name
-                    for p, other in steps[index + 1 :]
-                    if p == phase and name in other.writes
-                ]
-                if later:
-                    yield _misordered(node, phase, name, later[0])
+        for index, (phase, node) in enumerate(self.steps()):
+            lacking = node.reads & set(self.fields) - self.given - self._before(index)
+            later = self.steps()[index + 1 :]
+            for name in sorted(lacking):
+                writers = [other.name for p, other in later if p == phase and name in other.writes]
+                if writers:
+                    yield _misordered(node, phase, name, writers[0])
                 elif name not in self.optional:
-                    what = f"reads '{name}', but nothing before it gives it a first value."
-                    yield Problem(
-                        f"stage '{node.name}' ({phase})",
-                        what,
-                        f"Put a stage that writes '{name}' before it.",
-                    )
+                    yield self._unwritten(node, phase, name)
+
+    def _before(self, index: int) -> set[str]:
+        """Fields that have a value when the step runs: its own too, unless they are a round's."""
+        phase, node = self.steps()[index]
+        earlier = self.steps()[:index]
+        return {
+            name
+            for p, other in [*earlier, (phase, node)]
+            for name in other.writes
+            if not self._anew(phase, name) or (p == phase and other is not node)
+        }
+
+    def _anew(self, phase: str, name: str) -> bool:
+        return phase == "decode" and name in self.round
+
+    def _unwritten(self, node: Node, phase: str, name: str) -> Problem:
+        what = f"reads '{name}', but nothing before it gives it a first value."
+        hint = f"Put a stage that writes '{name}' before it."
+        if self._anew(phase, name):
+            what = f"reads '{name}', which each round makes anew, but nothing in {phase} writes it."
+            hint = f"Put a stage that writes '{name}' before it in flow.{phase}."
+        return Problem(f"stage '{node.name}' ({phase})", what, hint)
 
     def _writers(self) -> Iterator[Problem]:
         for phase in PHASES:
@@ -193,10 +210,13 @@ class Graph:
 
     def _idle_drafter(self) -> Iterator[Problem]:
         drafter = self.offers.get("drafter")
-        proposes = any("proposal" in node.writes for _, node in self.steps())
+        proposes = any("proposal" in node.writes for node in self._in("decode"))
         if drafter and drafter.choice != "none" and not proposes:
             what = f"no stage drafts, so drafter={drafter.choice} would do nothing."
             yield Problem("flow", what, "Choose flow=speculative or drafter=none.")
+
+    def _in(self, phase: str) -> list[Node]:
+        return [node for p, node in self.steps() if p == phase]
 
     def _no_model(self) -> Iterator[Problem]:
         model = self.offers.get("model")
@@ -204,10 +224,24 @@ class Graph:
             yield Problem("model", "somebody has to answer.", "Choose one: headrace list model")
 
     def _no_end(self) -> Iterator[Problem]:
-        ends = any("finish_reason" in node.writes for _, node in self.steps())
+        ends = any("finish_reason" in node.writes for node in self._in("decode"))
         if "finish_reason" in self.fields and not ends:
             what = "no stage writes 'finish_reason', so no request would ever end."
-            yield Problem("flow", what, "Put detokenize after accept in flow.decode.")
+            yield Problem("flow.decode", what, "Put detokenize after accept in flow.decode.")
+
+    def _unsettled(self) -> Iterator[Problem]:
+        """A round that is opened and never closed keeps the rows for good."""
+        for phase in LOOPS:
+            nodes = self._in(phase)
+            if not any(OPENS in node.writes for node in nodes):
+                continue
+            for index, node in enumerate(nodes):
+                if SETTLES in node.writes and not any(
+                    SETTLES in later.reads for later in nodes[index + 1 :]
+                ):
+                    what = f"writes '{SETTLES}', but nothing after it makes that the rows' state."
+                    hint = f"Put commit after '{node.name}' in flow.{phase}."
+                    yield Problem(f"stage '{node.name}' ({phase})", what, hint)
 
     def edges(self) -> tuple[Edge, ...]:
         """Who hands which fields to whom; a loop's last writer reaches back to its first readers."""

@@ -38,12 +38,14 @@ class Ownership:
         with self._lock:
             return any(exclusive for exclusive, _, _ in self._queue)
 
-    def run_due(self) -> None:
-        """Owner only, and only while nothing is active: run everything that waits, in order."""
-        while (item := self._next()) is not None:
-            _, work, future = item
-            if future.set_running_or_notify_cancel():
-                _settle(future, work)
+    def run_due(self, *, idle: bool) -> bool:
+        """Owner only, and only while nothing is active: run the first that may run. `idle` says that
+        no request waits either; without that only exclusive work goes before it. True if more waits."""
+        item = self._next(idle)
+        if item is not None and item[2].set_running_or_notify_cancel():
+            _settle(item[2], item[1])
+        with self._lock:
+            return bool(self._queue)
 
     def close(self) -> None:
         """Refuse what waits and what comes."""
@@ -51,7 +53,8 @@ class Ownership:
             self._closed = True
             waiting, self._queue = self._queue, deque()
         for _, _, future in waiting:
-            future.set_exception(ClosedError("the engine has stopped"))
+            if future.set_running_or_notify_cancel():
+                future.set_exception(ClosedError("the engine has stopped"))
 
     def _add(self, exclusive: bool, work: Work) -> Future[Any]:
         future: Future[Any] = Future()
@@ -62,9 +65,12 @@ class Ownership:
         self._wake()
         return future
 
-    def _next(self) -> tuple[bool, Work, Future[Any]] | None:
+    def _next(self, idle: bool) -> tuple[bool, Work, Future[Any]] | None:
         with self._lock:
-            return self._queue.popleft() if self._queue else None
+            may_run = (item for item in self._queue if idle or item[0])
+            if (item := next(may_run, None)) is not None:
+                self._queue.remove(item)
+            return item
 
 
 def _settle(future: Future[Any], work: Work) -> None:

@@ -3,7 +3,7 @@
 One turn is at most one prefill chunk and one decode round. Membership changes only between rounds
 and in two steps, so that a failed preparation changes nothing. A fault in a step costs that batch
 its rows, which are rebuilt from the token lists. A rebuilt row runs one round alone before it joins
-others again, so that a row that carries a fault fails without them.
+others again: so a row that carries a fault fails without them, and every row gets on.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from typing import Any, Protocol
 from pipeline.drafting import GuardedRows, guarded
 from pipeline.errors import HeadraceError
 from pipeline.trace import Telemetry, Totals, count_round, enter, leave, speculation
-from pipeline.types import Batch, Done, Failed, Sequence, Stage, State, Usage
+from pipeline.types import Batch, Done, Event, Failed, Sequence, Stage, State, Usage
 
-MAX_ALONE = 1  # faults a row may have with no other row beside it; at the next one it fails
-MAX_TOGETHER = 8  # faults a row may share with others
+MAX_ALONE = 1  # faults in a row that a row may have with no other row beside it
 
 
 class Built(Protocol):
@@ -39,11 +38,6 @@ class Turns:
         self.waiting: list[Sequence] = []
         self.prefills: deque[Batch] = deque()
         self.active = Batch([], None, None)  # type: ignore[arg-type]  # rows come with the first join
-
-    def try_rows(self) -> None:
-        """OpenError where the KV policy cannot store what this model keeps: before serving."""
-        parts = self.pipeline.parts
-        parts["kv"].rows(parts["model"], parts["depth"].max + 1).close()
 
     # --- a turn
 
@@ -98,12 +92,29 @@ class Turns:
         if not self.waiting or room <= 0:
             return
         chosen = self.pipeline.parts["scheduler"].order(self.waiting, self.active.sequences)[:room]
-        groups: dict[int, list[Sequence]] = {}
+        groups: dict[tuple[int, int | None], list[Sequence]] = {}
         for sequence in chosen:
             self.waiting.remove(sequence)
             sequence.timings["queue"] = time.perf_counter() - sequence.submitted
-            groups.setdefault(len(sequence.prompt_ids), []).append(sequence)
-        self.prefills.extend(map(self._new_batch, groups.values()))
+            shape = (len(sequence.prompt_ids), sequence.request.prefill_chunk)
+            groups.setdefault(shape, []).append(sequence)
+        for group in groups.values():
+            self._begin(group)
+
+    def _begin(self, sequences: list[Sequence]) -> None:
+        """Give a group its rows; if that fails, the group fails and nothing else."""
+        try:
+            self.prefills.append(self._new_batch(sequences))
+        except Exception as fault:
+            for sequence in sequences:
+                sequence.error = fault
+                self._conclude(sequence)
+
+    def rehearse(self) -> None:
+        """Make rows once and free them, so that what the parts cannot store is known at open."""
+        batch = self._new_batch([])
+        batch.rows.close()
+        batch.draft_rows.close()
 
     def _new_batch(self, sequences: list[Sequence]) -> Batch:
         parts = self.pipeline.parts
@@ -127,7 +138,7 @@ class Turns:
             batch.clock[name] = batch.clock.get(name, 0.0) + spent
             seconds = self.totals.stage_seconds
             seconds[name] = seconds.get(name, 0.0) + spent
-        if isinstance(batch.draft_rows, GuardedRows) and batch.draft_rows.broken:
+        if isinstance(batch.draft_rows, GuardedRows):
             batch.draft_rows.mend(batch)
 
     def _prefill(self, batch: Batch) -> None:
@@ -140,7 +151,7 @@ class Turns:
             self._run("first", batch)
             self._mark_first_tokens(batch)
             self._retire(batch)
-        if all(s.ready and s.counts.pop("suspect", 0) for s in batch.sequences):
+        if batch.sequences and all(s.ready and "suspect" in s.counts for s in batch.sequences):
             self._decode(batch)
         self._join(batch)
         if batch.sequences and batch is not self.active:
@@ -152,6 +163,8 @@ class Turns:
         self.telemetry.round(batch)
         for sequence in batch.sequences:
             count_round(sequence, self.totals)
+            sequence.counts.pop("suspect", None)
+            sequence.counts.pop("faults_alone", None)
         self.totals.counts["rounds"] += 1
         self.pipeline.parts["depth"].observe(batch, time.perf_counter() - began)
         self._mark_first_tokens(batch)
@@ -217,25 +230,26 @@ class Turns:
 
     def _retire(self, batch: Batch) -> None:
         """Publish and remove the rows that have ended."""
-        leaving = [s for s in batch.sequences if not s.live]
-        if not leaving:
+        # decided once: another thread may cancel a row at any moment
+        alive = [s.live for s in batch.sequences]
+        if all(alive):
             return
         batch.drop_ahead()
         if batch.rows.size:
             self._run("finish", batch)
-            keep = [row for row, s in enumerate(batch.sequences) if s.live]
+            keep = [row for row, stays in enumerate(alive) if stays]
             batch.rows.filter(keep)
             batch.draft_rows.filter(keep)
-        batch.sequences = [s for s in batch.sequences if s.live]
-        for sequence in leaving:
+        sequences = list(zip(batch.sequences, alive, strict=True))
+        batch.sequences = [sequence for sequence, stays in sequences if stays]
+        for sequence in (sequence for sequence, stays in sequences if not stays):
             leave(sequence, batch)
             self._conclude(sequence)
 
     def _conclude(self, sequence: Sequence) -> None:
-        """The sequence's last event."""
-        if sequence.match is not None:
-            sequence.match.release()
-            sequence.match = None
+        """The sequence's last event; it lets go of all that is heavy."""
+        sequence.drop_match()
+        sequence.scores = sequence.sampler = sequence.text_state = None
         outcome = "cancelled" if sequence.cancelled else "failed" if sequence.error else "finished"
         self.totals.counts[f"requests_{outcome}"] += 1
         self.totals.counts["completion_tokens"] += len(sequence.output_ids)
@@ -245,6 +259,7 @@ class Turns:
             sequence.deliver(Failed(sequence.error))
         else:
             sequence.deliver(done(sequence))
+        sequence.deliver = _nobody  # what delivers knows the sequence: no cycle is left to the gc
 
     # --- faults
 
@@ -267,27 +282,31 @@ class Turns:
         batch.round, batch.ahead = None, None
         if batch is self.active:
             self.active = Batch([], None, None)  # type: ignore[arg-type]
-        kind = "faults_alone" if len(sequences) == 1 else "faults_together"
+        alone = len(sequences) == 1
         for sequence in sequences:
             leave(sequence, batch)
-            sequence.counts[kind] = sequence.counts.get(kind, 0) + 1
-            if sequence.live and _hopeless(sequence, fault):
+            if alone:
+                sequence.counts["faults_alone"] = sequence.counts.get("faults_alone", 0) + 1
+            if sequence.live and alone and _hopeless(sequence, fault):
                 sequence.error = fault
             if not sequence.live:
                 self._conclude(sequence)
                 continue
             sequence.processed_ids, sequence.ready, sequence.scores = [], False, None
-            sequence.proposal, sequence.emitted, sequence.match = [], [], None
+            sequence.proposal, sequence.emitted = [], []
+            sequence.drop_match()
             if sequence.sampler is not None:
                 sequence.sampler.restart(sequence.output_ids)
             sequence.counts["suspect"] = 1
-            self.prefills.append(self._new_batch([sequence]))
+            self._begin([sequence])
 
 
 def _hopeless(sequence: Sequence, fault: Exception) -> bool:
-    counts = sequence.counts
-    alone, together = counts.get("faults_alone", 0), counts.get("faults_together", 0)
-    return isinstance(fault, HeadraceError) or alone > MAX_ALONE or together > MAX_TOGETHER
+    return isinstance(fault, HeadraceError) or sequence.counts["faults_alone"] > MAX_ALONE
+
+
+def _nobody(event: Event) -> None:
+    """Where a concluded sequence delivers to."""
 
 
 def done(sequence: Sequence) -> Done:

@@ -23,6 +23,8 @@ class Telemetry:
         if self.recount:
             batch.rows.check_integrity()
             batch.draft_rows.check_integrity()
+            held = [len(s.processed_ids) for s in batch.sequences]
+            assert list(batch.rows.lengths) == held, (batch.rows.lengths, held)
         if self.trace:
             self._print(batch)
 

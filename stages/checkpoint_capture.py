@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.types import Batch, Sequence, Tier
+import logging
+
+from pipeline.types import Batch, Sequence, Target, Tier
 
 
 class CheckpointCapture:
@@ -19,29 +21,44 @@ class CheckpointCapture:
     needs = {"kv": frozenset({"snapshot"})}
     thread = "owner"
 
-    def __init__(self, tier: list[Tier], *, min_tokens: int = 16):
+    def __init__(self, target: Target, tier: list[Tier], *, min_tokens: int = 16):
         if min_tokens < 1:
             raise ValueError(f"min_tokens: wants >= 1 tokens, got {min_tokens}")
-        self.tiers, self.min_tokens = tier, min_tokens
+        self.target, self.tiers, self.min_tokens = target, tier, min_tokens
 
     def run(self, batch: Batch) -> None:
         if not self.tiers:
             return
         for row, sequence in enumerate(batch.sequences):
-            if self._due(sequence):
-                self._publish(batch, row, sequence)
+            length = self._due(sequence)
+            if length >= self.min_tokens and length > sequence.captured_len:
+                self._try(batch, row, sequence, length)
 
-    def _due(self, sequence: Sequence) -> bool:
+    def _due(self, sequence: Sequence) -> int:
+        """How many of the row's tokens to publish now; 0: none."""
         processed = len(sequence.processed_ids)
-        if sequence.cancelled or sequence.error or processed <= sequence.captured_len:
-            return False
-        wanted = sequence.finish_reason in ("stop", "length") or processed == sequence.boundary
-        return wanted and processed >= self.min_tokens
+        if sequence.cancelled or sequence.error:
+            return 0
+        if sequence.finish_reason is not None:
+            return processed
+        passed = processed >= sequence.boundary if self._cuttable() else False
+        return sequence.boundary if passed or processed == sequence.boundary else 0
 
-    def _publish(self, batch: Batch, row: int, sequence: Sequence) -> None:
-        tokens, tier = list(sequence.processed_ids), self.tiers[0]
+    def _cuttable(self) -> bool:
+        """Whether a state can be published after the row has gone on beyond it."""
+        return all(spec.kind == "full" for spec in self.target.specs)
+
+    def _try(self, batch: Batch, row: int, sequence: Sequence, length: int) -> None:
+        try:
+            self._publish(batch, row, sequence, length)
+        except Exception:
+            logging.getLogger(__name__).warning("a state was not published", exc_info=True)
+        sequence.captured_len = length
+
+    def _publish(self, batch: Batch, row: int, sequence: Sequence, length: int) -> None:
+        tokens, tier = sequence.processed_ids[:length], self.tiers[0]
         start = min(tier.covered(tokens, sequence.namespace), len(tokens) - 1)
         state = batch.rows.capture(row, tokens, sequence.namespace, start)
-        attachment = batch.draft_rows.capture(row)
+        whole = length == len(sequence.processed_ids)
+        attachment = batch.draft_rows.capture(row) if whole else None
         tier.put(state.with_attachment(attachment) if attachment else state)
-        sequence.captured_len = len(tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from pipeline.types import Batch, Drafter, Sequence, State, Target
+from pipeline.types import Batch, Drafter, Sequence, State, Target, Tier
 from stages.scores import Scores, WindowScores
 
 
@@ -13,8 +13,9 @@ class ChunkedPrefill:
 
     What the rows must hold comes from the token lists alone, so that rows lost to a fault are
     rebuilt here too. The last token stays pending; for a drafter with `prefill = "full"` a fresh
-    prompt is processed whole and token 0 is drawn from the last position's scores. A chunk ends
-    where a snapshot is due, so that the state published there covers exactly those tokens.
+    prompt is processed whole and token 0 is drawn from the last position's scores. The rows of a
+    batch share the chunk. Where layers cannot be cut later, a chunk ends at the boundary that is to
+    be published.
     """
 
     reads = frozenset(
@@ -25,16 +26,17 @@ class ChunkedPrefill:
     needs = {"kv": frozenset({"batch"})}
     thread = "owner"
 
-    def __init__(self, target: Target, drafter: Drafter, *, chunk: int = 512):
+    def __init__(self, target: Target, drafter: Drafter, tier: list[Tier], *, chunk: int = 512):
         if chunk < 1:
             raise ValueError(f"chunk: wants >= 1 tokens, got {chunk}")
-        self.target, self.drafter, self.chunk = target, drafter, chunk
+        self.target, self.drafter, self.tiers, self.chunk = target, drafter, tier, chunk
 
     def run(self, batch: Batch) -> None:
         if batch.rows.size == 0:
             self._populate(batch)
         goals = [self._goal(sequence) for sequence in batch.sequences]
         width = min(map(self._next_width, batch.sequences, goals))
+        width = min(width, max(1, self.chunk // len(batch.sequences)))
         if width:
             self._step(batch, goals, width)
         for sequence, goal in zip(batch.sequences, goals, strict=True):
@@ -53,7 +55,8 @@ class ChunkedPrefill:
         done = len(sequence.processed_ids)
         asked = sequence.request.prefill_chunk
         chunk = asked or self.target.prefill_chunk(len(sequence.prompt_ids)) or self.chunk
-        snapshot = sequence.boundary - done
+        cuttable = all(spec.kind == "full" for spec in self.target.specs)
+        snapshot = 0 if cuttable or not self.tiers else sequence.boundary - done
         return min(chunk, len(goal) - done, snapshot if snapshot > 0 else chunk)
 
     def _step(self, batch: Batch, goals: list[list[int]], width: int) -> None:
@@ -106,9 +109,7 @@ class ChunkedPrefill:
         for sequence, ids in zip(batch.sequences, tokens, strict=True):
             sequence.processed_ids = ids
             sequence.pending = (sequence.prompt_ids + sequence.output_ids)[-1]
-            if sequence.match is not None:
-                sequence.match.release()
-                sequence.match = None
+            sequence.drop_match()
 
     def _borrowed(self, sequence: Sequence) -> State | None:
         return sequence.match.state if sequence.match is not None else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from pipeline.types import Batch, Match, Sequence, Tier
 
 
@@ -26,15 +28,18 @@ class PrefixLookup:
 
     def _look(self, sequence: Sequence) -> None:
         known = sequence.prompt_ids + sequence.output_ids
-        best: Match | None = None
-        for tier in self.tiers:
-            match = tier.lookup(known, sequence.namespace, len(known) - 1)
-            if match is None:
-                continue
-            worse = match if best and len(match.state.tokens) <= len(best.state.tokens) else best
-            best = match if worse is best else best
-            if worse is not None:
-                worse.release()
-        sequence.match = best
-        if best is not None and not sequence.output_ids:
-            sequence.cached_len = min(len(best.state.tokens), len(sequence.prompt_ids))
+        found = [self._ask(tier, known, sequence.namespace) for tier in self.tiers]
+        matches = [match for match in found if match is not None]
+        sequence.match = max(matches, key=lambda m: len(m.state.tokens), default=None)
+        for match in matches:
+            if match is not sequence.match:
+                match.release()
+        if sequence.match is not None and "suspect" not in sequence.counts:
+            sequence.cached_len = len(sequence.match.state.tokens)
+
+    def _ask(self, tier: Tier, known: list[int], namespace: str) -> Match | None:
+        try:
+            return tier.lookup(known, namespace, len(known) - 1)
+        except Exception:
+            logging.getLogger(__name__).warning("tier %s failed: a miss", tier.name, exc_info=True)
+            return None

@@ -6,7 +6,7 @@ from pipeline.types import Batch, Tier
 
 
 class Spill:
-    """Idle work of the tiers, one bounded step at a time. RAM has none."""
+    """Idle work of the tiers, bounded steps that are repeated while nobody waits. RAM has none."""
 
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] = frozenset()

@@ -44,9 +44,10 @@ class Tokenize:
 
     def _bind(self, sequence: Sequence) -> None:
         request = sequence.request
+        self._check_numbers(request)
         sequence.prompt_ids = self._ids(request)
-        sequence.boundary = self._boundary(request, sequence.prompt_ids)
         sequence.max_new = self._room(request, len(sequence.prompt_ids))
+        sequence.boundary = self._boundary(request, sequence.prompt_ids)
         sequence.namespace = digest(self._namespace(request))
         lower = self.sampler.defaults.over(self.target.generation).over(NEUTRAL)
         sequence.sampling = request.sampling.over(lower)
@@ -65,16 +66,26 @@ class Tokenize:
             ids = tokenizer.encode(request.text)
         else:
             ids = list(request.token_ids or ())
-        where = "messages" if request.messages is not None else "prompt"
         if not ids:
-            raise RequestError("the prompt has no tokens: give at least one", param=where)
+            raise RequestError("the prompt has no tokens: give at least one", param=_field(request))
         wrong = [i for i in ids if not 0 <= i < self.target.vocab_size]
         if wrong:
             raise RequestError(
                 f"token id {wrong[0]} is not in the vocabulary (0..{self.target.vocab_size - 1})",
-                param=where,
+                param=_field(request),
             )
         return ids
+
+    def _check_numbers(self, request: Request) -> None:
+        """What HTTP refuses before it gets here, and Python callers may get wrong."""
+        least = {"max_tokens": 0, "prefill_chunk": 1, "logprobs": 0}
+        for name, low in least.items():
+            value = getattr(request, name)
+            if value is not None and (type(value) is not int or value < low):
+                raise RequestError(f"{name}: wants a whole number of at least {low}", param=name)
+        seed = request.sampling.seed
+        if seed is not None and type(seed) is not int:
+            raise RequestError("seed: wants a whole number", param="seed")
 
     def _check_bias(self, logit_bias: Iterable[tuple[int, float]]) -> None:
         wrong = [i for i, _ in logit_bias if not 0 <= i < self.target.vocab_size]
@@ -104,7 +115,7 @@ class Tokenize:
         context = min(self.target.context_len, self.limits.context or self.target.context_len)
         ceilings = [context - prompt_len, request.max_tokens, self.limits.max_tokens]
         max_new = min(c for c in ceilings if c is not None)
-        self.limits.admit(prompt_len, max_new, self.target, self.kv)
+        self.limits.admit(prompt_len, max_new, self.target, self.kv, param=_field(request))
         return max_new
 
     def _namespace(self, request: Request) -> Mapping[str, Any]:
@@ -117,3 +128,8 @@ class Tokenize:
             "adapters": dict(self.adapters.identity(request)),
             "format": 1,
         }
+
+
+def _field(request: Request) -> str:
+    """The request's field that holds the prompt."""
+    return "messages" if request.messages is not None else "prompt"

@@ -35,9 +35,10 @@ def opened(part: Any) -> Any:
 
 def caches(target: Target) -> list[Any]:
     """mlx-lm's own caches: what the layer specs were read from."""
-    from mlx_lm.models.cache import KVCache, RotatingKVCache
+    from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-    return [RotatingKVCache(s.window) if s.kind == "sliding" else KVCache() for s in target.specs]
+    split = getattr(target, "_split", None)
+    return make_prompt_cache(split.model) if split else [KVCache() for _ in target.specs]
 
 
 def scores(target: Target) -> mx.array:

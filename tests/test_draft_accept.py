@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from pipeline.drafting import GuardedRows
 from pipeline.types import NEUTRAL, Batch, Request, Sequence
 from stages.accept import Accept
 from stages.depth.fixed import Fixed
@@ -48,7 +49,8 @@ class Stub:
 
 def drafted(answer, *rows, depth=4):
     stub = Stub(answer)
-    Draft(TARGET, DRAFTER, Fixed(max=depth)).run(Batch(list(rows), None, stub))
+    guarded = GuardedRows(lambda: stub, TARGET.vocab_size)
+    Draft(TARGET, DRAFTER, Fixed(max=depth)).run(Batch(list(rows), None, guarded))
     return stub
 
 

@@ -7,9 +7,12 @@ import json
 import pytest
 import toys
 
+from pipeline.build import build
+from pipeline.compose import compose
 from pipeline.drawing import as_json, as_mermaid, as_text
 from pipeline.errors import GraphError
-from pipeline.graph import FIELDS, GIVEN, OPTIONAL, Node
+from pipeline.graph import FIELDS, GIVEN, OPTIONAL, ROUND, Node
+from pipeline.plan import plan
 
 GOOD = {"admit": "give", "decode": "double add sink"}
 ALL = (toys.GIVE, toys.DOUBLE, toys.ADD, toys.SINK)
@@ -163,3 +166,64 @@ def test_declarations_come_from_the_instance():
 
 def test_the_engines_fields_exist():
     assert set(FIELDS) >= GIVEN | OPTIONAL
+
+
+def flow_problems(*decode):
+    """What is said of the fake recipe with this decode phase."""
+    composed = compose("fake", [f"flow.decode=[{','.join(decode)}]"])
+    with pytest.raises(GraphError) as caught:
+        build(plan(composed))
+    return [str(problem) for problem in caught.value.problems]
+
+
+NO_END = (
+    "flow.decode: no stage writes 'finish_reason', so no request would ever end. Put detokenize after "
+    "accept in flow.decode."
+)
+
+
+def test_decode_itself_must_end_requests():
+    text = flow_problems()
+    assert NO_END in text
+    assert NO_END in flow_problems("draft", "verify", "accept", "commit")
+
+
+def test_a_round_makes_its_own_scores():
+    assert flow_problems("draft", "accept", "detokenize", "commit") == [
+        "stage 'accept' (decode): reads 'scores', which each round makes anew, but nothing in decode "
+        "writes it. Put a stage that writes 'scores' before it in flow.decode."
+    ]
+    assert flow_problems("draft", "accept", "verify", "detokenize", "commit") == [
+        "stage 'accept' (decode): reads 'scores', but it is first written by 'verify', which runs after "
+        "it. Put 'verify' before 'accept' in flow.decode."
+    ]
+
+
+def test_each_field_of_a_round_is_written_before_it_is_read():
+    assert [text.partition(",")[0] for text in flow_problems("verify", "accept", "draft")] == [
+        "stage 'verify' (decode): reads 'proposal'",
+        "stage 'accept' (decode): reads 'proposal'",
+        "flow.decode: no stage writes 'finish_reason'",
+    ]
+    assert [
+        t.partition(",")[0] for t in flow_problems("draft", "verify", "commit", "detokenize")
+    ] == [
+        "stage 'commit' (decode): reads 'emitted'",
+        "stage 'commit' (decode): reads 'kept'",
+        "stage 'detokenize' (decode): reads 'accepted'",
+        "stage 'detokenize' (decode): reads 'emitted'",
+        "stage 'detokenize' (decode): writes 'kept'",
+    ]
+
+
+def test_what_a_round_keeps_must_reach_the_rows():
+    said = (
+        "stage 'detokenize' (decode): writes 'kept', but nothing after it makes that the rows' state. "
+        "Put commit after 'detokenize' in flow.decode."
+    )
+    assert flow_problems("draft", "verify", "accept", "detokenize") == [said]
+    assert said in flow_problems("draft", "verify", "accept", "commit", "detokenize")
+
+
+def test_the_rounds_fields_exist():
+    assert set(FIELDS) >= ROUND

@@ -19,11 +19,11 @@ KV: Any = None
 
 def test_a_prompt_must_leave_room_for_one_token():
     limits = Advisory()
-    limits.admit(99, 1, TARGET, KV)
+    limits.admit(99, 1, TARGET, KV, "messages")
     with pytest.raises(
         RequestError, match="prompt has 100 tokens; the context is 100 tokens"
     ) as info:
-        limits.admit(100, 1, TARGET, KV)
+        limits.admit(100, 1, TARGET, KV, "messages")
     error = info.value
     assert (error.code, error.param, error.status) == ("context_length_exceeded", "messages", 400)
 
@@ -34,14 +34,14 @@ def test_the_operators_context_counts_when_it_is_smaller():
     ) as info:
         Advisory(context=50).admit(50, 1, TARGET, KV, param="prompt")
     assert info.value.param == "prompt"
-    Advisory(context=500).admit(99, 1, TARGET, KV)
+    Advisory(context=500).admit(99, 1, TARGET, KV, "messages")
     with pytest.raises(RequestError, match="the context is 100"):
-        Advisory(context=500).admit(100, 1, TARGET, KV)
+        Advisory(context=500).admit(100, 1, TARGET, KV, "messages")
 
 
 @pytest.mark.parametrize("max_new", [1, 10**9])
 def test_the_answers_length_is_a_ceiling_not_a_reason(max_new):
-    Advisory(max_tokens=5).admit(10, max_new, TARGET, KV)
+    Advisory(max_tokens=5).admit(10, max_new, TARGET, KV, "messages")
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_random_life_under_a_small_cap(mix, seed):
     """Puts, lookups, leases and clears: true arrays, exact accounting, never over the cap."""
     specs, rng = MIXES[mix], random.Random(f"{mix} {seed}")
     cap = 60 * max(1, state_bytes(capture(specs, range(40))) // 40)
-    tier, leases = Ram(max_gb=cap / 1e9), []
+    tier, leases = Ram(max_gb=cap / 1e9, entry_bytes=0), []
     for _ in range(150):
         name = rng.choice("abc")
         tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 24))]
@@ -157,7 +157,7 @@ def test_tokens_that_differ_in_one_byte_are_different():
 def test_many_short_chats_evict_in_order():
     """Eviction does not scan: the oldest entry of the order is always one that can go."""
     one = state_bytes(capture((FULL,), [1]))
-    tier = Ram(max_gb=100 * one / 1e9)
+    tier = Ram(max_gb=100 * one / 1e9, entry_bytes=0)
     for name in range(300):
         assert tier.put(capture((FULL,), [name, name]))
     assert tier.stats()["evictions"] == 250
@@ -168,3 +168,11 @@ def test_many_short_chats_evict_in_order():
 def test_a_senseless_cap_is_refused(bad):
     with pytest.raises(ValueError, match="max_gb: wants a number > 0"):
         Ram(max_gb=bad)
+
+
+def test_states_without_bytes_are_bounded_too():
+    tier = Ram(max_gb=20e-6, entry_bytes=1000)
+    for first in range(100):
+        assert tier.put(capture((), [first, first]))
+        tier.check_integrity()
+    assert tier.stats()["entries"] == 20

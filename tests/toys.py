@@ -29,4 +29,5 @@ def graph(phases, *nodes, **offers):
         fields=FIELDS,
         given=frozenset({"request"}),
         optional=frozenset({"extra"}),
+        round=frozenset(),
     )

@@ -28,7 +28,13 @@ class Choice:
 
     accepted: bool = False
     last: float = 0.0  # when its latest tokens came (perf_counter, seconds); 0: none yet
+    tokens: int = 0  # given out so far; an EOS is not among them
     done: Done | None = None
+
+    @property
+    def counted(self) -> int:
+        """Tokens as usage counts them; of a cut answer, those that were given out."""
+        return self.done.usage.completion_tokens if self.done else self.tokens
 
 
 class Answer:
@@ -75,8 +81,7 @@ class Answer:
                 ticket.cancel()
         outcome = self._ending()
         self._metrics.answered(outcome)
-        done = [choice.done for choice in self.choices if choice.done]
-        tokens = sum(end.usage.completion_tokens for end in done)
+        tokens = sum(choice.counted for choice in self.choices)
         seconds = time.perf_counter() - self._start
         log.info("%s %s: %d tokens, %.3f s", self.asked.id, outcome, tokens, seconds)
 
@@ -99,6 +104,7 @@ class Answer:
                 choice.accepted = True
                 return False
             case Delta(token_ids=ids):
+                choice.tokens += len(ids)
                 self._time(choice, item.at, len(ids))
             case Done() as done:
                 _refuse_cut(done)

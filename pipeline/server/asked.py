@@ -31,6 +31,7 @@ class Bounds:
 
     vocab_size: int
     max_choices: int
+    max_open: int  # requests that run and wait: more choices would be refused for ever
     client: str  # who asks, if the body does not say
 
 
@@ -103,9 +104,7 @@ def _asked(body: Common, prompts: list[Request], bounds: Bounds, ignored: Iterab
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options: only allowed when stream is true.", "stream_options")
     n = body.n or 1
-    if n * len(prompts) > bounds.max_choices:
-        name = "n" if n > 1 else "prompt"
-        raise invalid(f"{name}: more than {bounds.max_choices} choices in one request.", name)
+    _check_choices(n * len(prompts), "n" if n > 1 else "prompt", bounds)
     return Asked(
         id=prompts[0].id,
         requests=tuple(_numbered(prompts, n)),
@@ -114,6 +113,15 @@ def _asked(body: Common, prompts: list[Request], bounds: Bounds, ignored: Iterab
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         ignored=(*check_neutral(body.model_extra or {}), *ignored, *_odd_options(body)),
     )
+
+
+def _check_choices(count: int, name: str, bounds: Bounds) -> None:
+    most, why = min(
+        (bounds.max_choices, "server.max_choices"),
+        (bounds.max_open, "limits.max_rows and limits.max_queue together"),
+    )
+    if count > most:
+        raise invalid(f"{name}: more than {most} choices in one request ({why}).", name)
 
 
 def _odd_options(body: Common) -> list[str]:

@@ -58,7 +58,8 @@ class Completions:
 
     def _bounds(self, request: Request) -> Bounds:
         client = request.client.host if request.client else ""
-        return Bounds(self.engine.target_info["vocab_size"], self.settings.max_choices, client)
+        info = self.engine.target_info
+        return Bounds(info["vocab_size"], self.settings.max_choices, info["max_open"], client)
 
     def _stream(self, answer: Answer, scribe: Scribe) -> Response:
         return EventStream(answer, scribe, _headers(answer.asked), self.settings.keepalive_s)

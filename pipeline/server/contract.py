@@ -15,11 +15,12 @@ class Ticket(Protocol):
 
 
 class ServedEngine(Protocol):
-    """Everything is safe on any thread and returns at once; `stats` and `health` give plain data.
+    """Everything is safe on any thread; all but `drain` and `close` return at once; `stats` and
+    `health` give plain data.
 
     `health()["status"]` is "ok" while the engine thread lives; `health()["state"]` is "open" while it
     takes requests.
-    `target_info` has at least name, context_len, vocab_size and eos_ids.
+    `target_info` has at least name, context_len, vocab_size, eos_ids and max_open (requests).
     """
 
     @property
@@ -33,4 +34,10 @@ class ServedEngine(Protocol):
 
     def stats(self) -> Mapping[str, Any]: ...
     def health(self) -> Mapping[str, Any]: ...
-    def close(self) -> None: ...
+    def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait for the open ones; True if all ended in time."""
+        ...
+
+    def close(self) -> None:
+        """End open requests with ClosedError; may be called twice."""
+        ...

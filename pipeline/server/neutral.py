@@ -15,9 +15,12 @@ from pipeline.server.errors import invalid
 
 ANY = ("anything",)  # cannot change the answer
 
-# name -> values accepted besides null
+ONE, ZERO = (1, 1.0), (0, 0.0)
+
+# name -> values accepted besides null; () is none
 NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
+        # tools and forms of the answer
         "tools": ([],),
         "tool_choice": ("none", "auto"),
         "functions": ([],),
@@ -26,38 +29,68 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         "audio": (),
-        "reasoning_effort": ("none",),
-        "verbosity": ("medium",),
         "web_search_options": (),
-        "prediction": ANY,  # a hint for speculation; the tokens are the same
-        "store": ANY,
-        "metadata": ANY,
-        "service_tier": ANY,
-        "safety_identifier": ANY,
-        "prompt_cache_key": ANY,
-        "prompt_cache_retention": ANY,
-        "best_of": (1,),
         "echo": (False,),
         "suffix": ("",),
-        "min_tokens": (0,),
-        "stop_token_ids": ([],),
-        "bad_words": ([],),
-        "typical_p": (1, 1.0),
-        "xtc_probability": (0, 0.0),
-        "mirostat": (0,),
-        "dry_multiplier": (0, 0.0),
+        "best_of": (1,),
         "use_beam_search": (False,),
-        "length_penalty": (1, 1.0),
+        "length_penalty": ONE,
+        # thinking and templates: `chat_template_kwargs` reaches the template
+        "reasoning_effort": ("none",),
+        "verbosity": ("medium",),
+        "enable_thinking": (),
+        "thinking_budget": (),
+        "chat_template": (),
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        # constraints
+        "grammar": ("",),
+        "json_schema": (),
+        "structured_outputs": (),
         "guided_json": (),
         "guided_regex": (),
         "guided_choice": ([],),
         "guided_grammar": ("",),
-        "structured_outputs": (),
-        "grammar": ("",),
-        "json_schema": (),
+        "bad_words": ([],),
+        "allowed_token_ids": (),
+        # lengths and ends
+        "n_predict": (-1,),
+        "min_tokens": (0,),
+        "stop_token_ids": ([],),
+        "truncate_prompt_tokens": (),
+        "include_stop_str_in_output": (False,),
+        # samplers
+        "logits_processors": ([],),
+        "repeat_penalty": ONE,
+        "repeat_last_n": (-1,),  # the penalty looks at all tokens
+        "repetition_context_size": (),
+        "top_a": ZERO,
+        "tfs_z": ONE,
+        "typical_p": ONE,
+        "typ_p": ONE,
+        "top_n_sigma": (-1, -1.0),
+        "dynatemp_range": ZERO,
+        "xtc_probability": ZERO,
+        "xtc_threshold": ANY,  # means something only with the name above
+        "mirostat": (0,),
+        "mirostat_tau": ANY,
+        "mirostat_eta": ANY,
+        "dry_multiplier": ZERO,
+        # other weights
         "adapter": ("none", ""),
-        "add_generation_prompt": (True,),
-        "continue_final_message": (False,),
+        "adapters": ([], ""),
+        "lora": ([],),
+        "draft_model": ("default_model",),
+        # hints and book-keeping
+        "num_draft_tokens": ANY,
+        "prediction": ANY,  # a hint for speculation; the tokens are the same
+        "cache_prompt": ANY,
+        "prompt_cache_key": ANY,
+        "prompt_cache_retention": ANY,
+        "store": ANY,
+        "metadata": ANY,
+        "service_tier": ANY,
+        "safety_identifier": ANY,
     }
 )
 

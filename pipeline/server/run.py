@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import socket
 import threading
 import time
@@ -14,40 +13,26 @@ import uvicorn
 
 from pipeline.server.app import create_app
 from pipeline.server.contract import ServedEngine
+from pipeline.server.drain import FLUSH_S, DrainingServer, SignalledServer
 from pipeline.server.settings import ServerSettings
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _START_S = 10.0
-
-
-class _Server(uvicorn.Server):
-    """Uvicorn raises the caught signal again on its way out; that would skip closing the engine."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
-        try:
-            yield
-        finally:
-            for number, action in before.items():
-                signal.signal(number, action)
 
 
 def run_server(
     engine: ServedEngine, settings: ServerSettings, announce: Callable[[str], Any] = print
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then: take no more requests, let running answers finish for at
-    most `shutdown_s` (a second SIGINT cuts that short), and close the engine.
+    """Serve until SIGINT or SIGTERM, then: refuse new requests with 503, let running answers finish
+    for at most `shutdown_s` (a second SIGINT cuts that short), close the engine, which ends the rest
+    with an error, and stop listening.
 
     `announce` gets one line with the address once it is bound. OSError if the port is taken.
     """
     try:
         with _listen(settings.host, settings.port) as listener:
             announce(f"Headrace serves {engine.target_info['name']} at {_url(listener)}")
-            _server(engine, settings).run(sockets=[listener])
+            config = _config(engine, settings, FLUSH_S)
+            DrainingServer(config, engine, settings.shutdown_s).run(sockets=[listener])
     finally:
         engine.close()
 
@@ -56,7 +41,8 @@ def run_server(
 def serve_in_thread(engine: ServedEngine, settings: ServerSettings) -> Iterator[str]:
     """The base URL of a server on a free port of `settings.host`; the engine stays open."""
     with _listen(settings.host, 0) as listener:
-        server = _server(engine, settings)
+        config = _config(engine, settings, max(1, round(settings.shutdown_s)))
+        server = SignalledServer(config)
         thread = threading.Thread(
             target=server.run, kwargs={"sockets": [listener]}, name="headrace-http", daemon=True
         )
@@ -69,8 +55,9 @@ def serve_in_thread(engine: ServedEngine, settings: ServerSettings) -> Iterator[
             thread.join()
 
 
-def _server(engine: ServedEngine, settings: ServerSettings) -> _Server:
-    config = uvicorn.Config(
+def _config(engine: ServedEngine, settings: ServerSettings, patience_s: int) -> uvicorn.Config:
+    """`patience_s`: how long uvicorn waits for open connections when it exits."""
+    return uvicorn.Config(
         create_app(engine, settings),
         lifespan="off",
         ws="none",
@@ -78,9 +65,8 @@ def _server(engine: ServedEngine, settings: ServerSettings) -> _Server:
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=max(1, round(settings.shutdown_s)),
+        timeout_graceful_shutdown=patience_s,
     )
-    return _Server(config)
 
 
 def _listen(host: str, port: int) -> socket.socket:

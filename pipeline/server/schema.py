@@ -74,6 +74,7 @@ def _all(value: Any, kind: type) -> bool:
 
 
 Count = Annotated[int, Field(ge=0, le=_BIG)]
+Ceiling = Annotated[int, Field(ge=0, le=2**63 - 1)]  # cut to the room that is left
 Stop = Annotated[Any, AfterValidator(_read_stop)]
 Bias = Annotated[Any, AfterValidator(_read_bias)]
 Prompt = Annotated[Any, AfterValidator(_read_prompt)]
@@ -93,7 +94,7 @@ class Common(_Body):
     """What both completion endpoints take."""
 
     model: str | None = None  # one model is served; any name will do, the reply tells its true name
-    max_tokens: Count | None = None
+    max_tokens: Ceiling | None = None
     stop: Stop = Field(default=None, validate_default=True)
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -130,7 +131,7 @@ class Message(_Body):
 
 class ChatBody(Common):
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Count | None = None
+    max_completion_tokens: Ceiling | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: TemplateArgs = Field(default=None, validate_default=True)

@@ -365,8 +365,10 @@ class Limits(Part, Protocol):
     max_tokens: int | None  # cap on every answer
     context: int | None  # cap on prompt + answer, below the model's own
 
-    def admit(self, prompt_len: int, max_new: int, target: Target, kv: KVPolicy) -> None:
-        """RequestError with the arithmetic if the request can never fit."""
+    def admit(
+        self, prompt_len: int, max_new: int, target: Target, kv: KVPolicy, param: str
+    ) -> None:
+        """RequestError with the arithmetic if the request can never fit; `param` is its field."""
 
 
 Work = Callable[[], Any]

@@ -66,6 +66,12 @@ class Sequence:
     drafted_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
 
+    def drop_match(self) -> None:
+        """Give a borrowed state back, if there is one."""
+        if self.match is not None:
+            self.match.release()
+            self.match = None
+
     @property
     def live(self) -> bool:
         """Still producing tokens."""
@@ -103,9 +109,10 @@ class Batch:
 class LayerSpec:
     """What decides how a layer's rows are stored, cut and joined."""
 
-    kind: str  # full | sliding | recurrent | latent | ...
+    kind: str  # full | sliding | latent | recurrent
     window: int = 0  # tokens; sliding only: a query sees itself and window - 1 before it
     signature: str = ""  # heads, sizes, dtype: two states join only if equal
+    group: int = -1  # composite: specs of one model layer that keeps several states share a number
 
 
 @dataclass(frozen=True)

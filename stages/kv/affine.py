@@ -8,14 +8,18 @@ from typing import Any
 from pipeline.errors import OpenError
 from pipeline.types import Rows, Target
 from stages.kv.native import refuse_unknown
-from stages.kv.shapes import Shape, shape_of
+from stages.kv.shapes import Shape, native_bytes, shape_of
 from stages.rows.grid import GROUPS, KERNELS, Grid
+from stages.rows.layouts import LAYOUTS
 from stages.rows.quantized import QuantizedLayout
 from stages.rows.rows import LayeredRows
 
+CODED = ("full", "sliding")  # latents are small already, and recurrent state is no list of tokens
+
 
 class Affine:
-    """Codes every full and sliding attention layer, each token by itself as it arrives.
+    """Codes every full and sliding attention layer, each token by itself as it arrives; others are
+    kept as they are.
 
     `group_size` numbers of a head share a scale and a bias; it must divide the model's head sizes.
     """
@@ -35,12 +39,23 @@ class Affine:
 
     def rows(self, target: Target, max_width: int) -> Rows:
         refuse_unknown(target)
-        refuse_sizes("kv", target, dict.fromkeys(range(len(target.specs)), self.grid))
-        layouts = [QuantizedLayout(spec, max_width, self.grid, self.grid) for spec in target.specs]
+        grids = {i: self.grid for i, spec in enumerate(target.specs) if spec.kind in CODED}
+        refuse_sizes("kv", target, grids)
+        layouts = [
+            QuantizedLayout(spec, max_width, self.grid, self.grid)
+            if index in grids
+            else LAYOUTS[spec.kind](spec, max_width)
+            for index, spec in enumerate(target.specs)
+        ]
         return LayeredRows(layouts, target.specs, max_width)
 
     def bytes_per_token(self, target: Target) -> float:
-        return sum(coded_bytes(shape_of(spec), self.grid, self.grid) for spec in target.specs)
+        return sum(
+            coded_bytes(shape_of(spec), self.grid, self.grid)
+            if spec.kind in CODED
+            else native_bytes(spec)
+            for spec in target.specs
+        )
 
 
 def coded_bytes(shape: Shape, keys: Grid, values: Grid) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.types import LayerSpec
+from stages.rows.state import is_exact
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,9 @@ def shape_of(spec: LayerSpec) -> Shape:
     return Shape(heads, key_size, value_size, 4 if dtype == "float32" else 2)
 
 
-def native_bytes(shape: Shape) -> float:
-    """Bytes a token takes in a layer that keeps keys and values as they are."""
+def native_bytes(spec: LayerSpec) -> float:
+    """Bytes a token takes in a layer that keeps it as the model computes it; 0 where no token is kept."""
+    if is_exact(spec):
+        return 0.0
+    shape = shape_of(spec)
     return shape.heads * (shape.key_size + shape.value_size) * shape.item_bytes

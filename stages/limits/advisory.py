@@ -34,7 +34,7 @@ class Advisory:
     def close(self) -> None: ...
 
     def admit(
-        self, prompt_len: int, max_new: int, target: Target, kv: KVPolicy, param: str = "messages"
+        self, prompt_len: int, max_new: int, target: Target, kv: KVPolicy, param: str
     ) -> None:
         """RequestError if the prompt leaves no room for one token. `max_new` never refuses a request,
         it is a ceiling that the engine clamps. `param`: the field the prompt came in."""

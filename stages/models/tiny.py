@@ -60,6 +60,9 @@ class Tiny(Local):
         config = {**COMMON, **family.config, "model_type": family.module}
         if self.layers is not None:
             config["num_hidden_layers"] = self._at_least(self.layers, family.min_layers)
+        if family.pattern:
+            count = config["num_hidden_layers"]
+            config[family.pattern] = (list(config[family.pattern]) * count)[:count]
         if self.window is not None:
             if not family.window:
                 raise OpenError(f"model.window: family {self.family} has no sliding window.")

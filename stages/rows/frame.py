@@ -12,11 +12,16 @@ import numpy as np
 
 
 class Frame:
-    """One forward of `width` columns over rows that hold `lengths` tokens each."""
+    """One forward of `width` columns over rows that hold `lengths` tokens each; row b's real inputs
+    are its first `widths[b]` columns (all, unless given)."""
 
-    def __init__(self, lengths: Seq[int], width: int):
+    def __init__(self, lengths: Seq[int], width: int, widths: Seq[int] | None = None):
         self.lengths = tuple(lengths)
         self.width = width
+        self.widths = tuple(widths) if widths is not None else (width,) * len(self.lengths)
+        self._padded = any(w != width for w in self.widths)
+        self._counts: mx.array | None = None
+        self._real: mx.array | None = None
         self._offset: int | mx.array | None = None
         self._slots: dict[tuple[int, ...], mx.array] = {}
         self._masks: dict[tuple[object, ...], mx.array] = {}
@@ -28,6 +33,21 @@ class Frame:
             same = len(set(self.lengths)) <= 1
             self._offset = (self.lengths or (0,))[0] if same else mx.array(self.lengths, mx.int32)
         return self._offset
+
+    @property
+    def counts(self) -> mx.array | None:
+        """Real inputs of each row, int32 (B,); None where no row is padded."""
+        if self._padded and self._counts is None:
+            self._counts = mx.array(self.widths, mx.int32)
+        return self._counts
+
+    @property
+    def real(self) -> mx.array | None:
+        """True (B, W) where a column is no padding; None where no row is padded."""
+        if self._padded and self._real is None:
+            columns = np.arange(self.width)[None, :] < np.array(self.widths)[:, None]
+            self._real = mx.array(columns)
+        return self._real
 
     def slots(self, starts: tuple[int, ...]) -> mx.array:
         """Buffer slots (B, 1, W, 1) the inputs are written to, for layers whose slot 0 holds

@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.types import Change, LayerSlice, LayerSpec, Round, Segment, State
 from stages.rows.frame import Frame
-from stages.rows.state import layer_range, materialize
+from stages.rows.state import is_exact, layer_range, materialize
 
 
 class Layout(Protocol):
@@ -35,6 +35,15 @@ class Layout(Protocol):
     def check(self, lengths: Seq[int]) -> None: ...
 
 
+class ExactLayout(Layout, Protocol):
+    """A layer that cannot be cut by tokens: its state is that of one length."""
+
+    def kept(self, keep: Seq[int]) -> None:
+        """The oldest round ends with these inputs kept."""
+
+    def payload(self, row: int) -> dict[str, mx.array]: ...
+
+
 class LayeredRows:
     """Rows over one layout a layer; `specs` say what each layer is."""
 
@@ -42,6 +51,12 @@ class LayeredRows:
         self.layouts = list(layouts)
         self.specs = tuple(specs)
         self.max_width = max_width
+        self.caches = grouped(self.layouts, self.specs)
+        self.exact: dict[int, Any] = {  # layer -> ExactLayout
+            index: layout
+            for index, (layout, spec) in enumerate(zip(layouts, specs, strict=True))
+            if is_exact(spec)
+        }
         self.lengths: list[int] = []
         self.failed = False
         self._open: list[LayeredRound] = []  # oldest first: at most a launched one and one ahead
@@ -69,7 +84,7 @@ class LayeredRows:
 
     def _begin(self, tokens_BW: mx.array, widths: list[int], lengths: Seq[int]) -> LayeredRound:
         assert not self.failed, "these rows are no longer valid"
-        frame = Frame(lengths, tokens_BW.shape[1])
+        frame = Frame(lengths, tokens_BW.shape[1], widths)
         for layout in self.layouts:
             layout.begin(frame)
         self._open.append(LayeredRound(self, tokens_BW, widths))
@@ -88,6 +103,9 @@ class LayeredRows:
     def _build(self, index: int, states: Seq[State | None], lengths: Seq[int]) -> Any:
         window = self.specs[index].window
         firsts = [max(0, n - window + 1) if window else 0 for n in lengths]
+        if index in self.exact:
+            payloads = [s.boundaries[len(s.tokens)][index] if s else None for s in states]
+            return self.layouts[index].build(payloads, firsts, self.size)
         rows = [
             layer_range(state, index, first, n) or None if state is not None else None
             for state, first, n in zip(states, firsts, lengths, strict=True)
@@ -112,16 +130,26 @@ class LayeredRows:
 
     def capture(self, row: int, tokens: Seq[int], namespace: str, start: int = 0) -> State:
         state = self._state(row, tokens, namespace, start)
+        mx.eval(state.boundaries)
         return replace(state, segments=tuple(map(materialize, state.segments)))
 
     def _state(self, row: int, tokens: Seq[int], namespace: str, start: int) -> State:
         stop = len(tokens)
         assert start < stop <= self.lengths[row], (start, stop, self.lengths[row])
-        layers = []
-        for spec, layout in zip(self.specs, self.layouts, strict=True):
+        assert not self.exact or stop == self.lengths[row], (stop, self.lengths[row])
+        layers: list[LayerSlice | None] = []
+        for index, (spec, layout) in enumerate(zip(self.specs, self.layouts, strict=True)):
             first = layout.starts[row] if spec.window else start
-            layers.append(LayerSlice(first, layout.held(row, first, stop)))
-        return State(tuple(tokens), namespace, self.specs, (Segment(start, stop, tuple(layers)),))
+            cut = None if index in self.exact else LayerSlice(first, layout.held(row, first, stop))
+            layers.append(cut)
+        payloads = {index: layout.payload(row) for index, layout in self.exact.items()}
+        return State(
+            tuple(tokens),
+            namespace,
+            self.specs,
+            (Segment(start, stop, tuple(layers)),),
+            {stop: payloads} if payloads else {},
+        )
 
     # --- books
 
@@ -138,7 +166,21 @@ class LayeredRows:
 
     def close(self) -> None:
         self.failed = True
-        self.layouts = []
+        self.layouts, self.caches, self.exact = [], [], {}
+
+
+def grouped(layouts: Seq[Layout], specs: Seq[LayerSpec]) -> list[Any]:
+    """Cache objects as the model takes them: layouts of one group together, as a tuple."""
+    caches: list[Any] = []
+    members: dict[int, list[Layout]] = {}
+    for layout, spec in zip(layouts, specs, strict=True):
+        if spec.group < 0:
+            caches.append(layout)
+        elif spec.group in members:
+            members[spec.group].append(layout)
+        else:
+            caches.append(members.setdefault(spec.group, [layout]))
+    return [tuple(cache) if isinstance(cache, list) else cache for cache in caches]
 
 
 class LayeredRound:
@@ -151,8 +193,8 @@ class LayeredRound:
         self.is_launched = False
 
     @property
-    def caches(self) -> Seq[Layout]:
-        return self.rows.layouts
+    def caches(self) -> Seq[Any]:
+        return self.rows.caches
 
     def columns(self, row: int) -> slice:
         return slice(0, self.widths[row])
@@ -174,6 +216,8 @@ class LayeredRound:
     def resolve(self, keep: Seq[int]) -> None:
         assert self.is_launched and self.rows._open[0] is self, "not the oldest open round"
         assert all(0 <= k <= w for k, w in zip(keep, self.widths, strict=True)), (keep, self.widths)
+        for layout in self.rows.exact.values():
+            layout.kept(keep)
         self.rows.lengths = [n + k for n, k in zip(self.rows.lengths, keep, strict=True)]
         self.rows._open.pop(0)
 

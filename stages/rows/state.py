@@ -19,6 +19,12 @@ import mlx.core as mx
 from pipeline.types import LayerSlice, LayerSpec, Segment, State
 
 TOKENS = 1  # axis
+EXACT = frozenset({"recurrent"})  # kinds whose state is that of one length
+
+
+def is_exact(spec: LayerSpec) -> bool:
+    """Whether the layer cannot be cut by tokens."""
+    return spec.kind in EXACT
 
 
 def since(spec: LayerSpec, length: int) -> int:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def inverse_temperature(temperature: float) -> np.float32:
-    """1 / temperature, bounded so that a denormal temperature is as good as greedy, not NaN."""
-    return np.float32(min(1.0 / temperature, 1e30))
+    """1 / temperature, bounded so that no temperature makes NaN: a denormal one is as good as greedy."""
+    return np.float32(min(max(1.0 / temperature, 1e-30), 1e30))
 
 
 def down_to(values: Floats, boundary: np.float32, count: int) -> Ids:

@@ -15,9 +15,9 @@ _RANGES = {  # low, high, whether low itself is allowed
     "top_p": (0.0, 1.0, False),
     "top_k": (0, math.inf, True),
     "min_p": (0.0, 1.0, True),
-    "repetition_penalty": (0.0, math.inf, False),
-    "presence_penalty": (-math.inf, math.inf, False),
-    "frequency_penalty": (-math.inf, math.inf, False),
+    "repetition_penalty": (0.01, 100.0, True),
+    "presence_penalty": (-100.0, 100.0, True),
+    "frequency_penalty": (-100.0, 100.0, True),
 }
 
 
@@ -33,9 +33,9 @@ def faults(sampling: Sampling) -> list[tuple[str, str]]:
             bracket = "[" if closed else "("
             wrong.append((name, f"{value} is not in {bracket}{low}, {high}]"))
     wrong += [
-        ("logit_bias", f"{bias} for token {token} is not a finite number for a token id >= 0")
+        ("logit_bias", f"{bias} for token {token} is not within ±1e6 for a token id >= 0")
         for token, bias in sampling.logit_bias or ()
-        if token < 0 or not math.isfinite(bias)
+        if token < 0 or not abs(bias) <= 1e6
     ]
     return wrong
 

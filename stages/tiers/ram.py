@@ -49,7 +49,8 @@ class Counters:
 
 
 class Ram:
-    """Keeps states in memory (protocol Tier). `max_gb`: cap in 10^9 bytes.
+    """Keeps states in memory (protocol Tier). `max_gb`: cap in 10^9 bytes, of arrays and of what each
+    entry costs beside them (`entry_bytes`, roughly measured), so that tiny states are bounded too.
 
     `_order` holds all nodes, least recently used first. A path is touched from its end to its root,
     so a parent is always more recent than its children and the oldest node is a leaf or pinned.
@@ -60,10 +61,10 @@ class Ram:
     name = "ram"
     can = frozenset[str]()
 
-    def __init__(self, *, max_gb: float = 4.0) -> None:
+    def __init__(self, *, max_gb: float = 4.0, entry_bytes: int = 2048) -> None:
         if not 0 < max_gb < float("inf"):
             raise ValueError(f"max_gb: wants a number > 0, got {max_gb}")
-        self.cap = round(max_gb * 1e9)
+        self.cap, self.entry_bytes = round(max_gb * 1e9), entry_bytes
         self._trees: dict[tuple[str, bool], Tree] = {}
         self._order: OrderedDict[Node, Tree] = OrderedDict()
         self._leases: list[Lease] = []
@@ -170,7 +171,8 @@ class Ram:
         self._touch(deepest, tree)
         self._pin(deepest, 1)
         try:
-            if not self._make_room(insertion.added, deepest):
+            own = self.entry_bytes * len(insertion.fresh)
+            if not self._make_room(insertion.added + own, deepest):
                 return False
             insertion.apply()
         finally:
@@ -185,15 +187,21 @@ class Ram:
     def _make_room(self, added: int, standing: Node) -> bool:
         """Evict until `added` bytes fit; nothing is evicted if they cannot."""
         free = self.cap - added - self._count.borrowed_bytes
-        if self._count.bytes <= free:
+        if self._used() <= free:
             return True
         chains = [lease.deepest.chain() for lease in self._leases] + [standing.chain()]
         pinned = {node for chain in chains for node in chain if node in self._order}
         if sum(node.nbytes for node in pinned) > free:
             return False
-        while self._count.bytes > free:
-            self._evict(next(node for node in self._order if not (node.children or node.pins)))
+        while self._used() > free:
+            victim = next((n for n in self._order if not (n.children or n.pins)), None)
+            if victim is None:
+                return False
+            self._evict(victim)
         return True
+
+    def _used(self) -> int:
+        return self._count.bytes + self.entry_bytes * len(self._order)
 
     def _evict(self, node: Node) -> None:
         tree = self._order.pop(node)

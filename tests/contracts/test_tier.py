@@ -19,7 +19,7 @@ from stages.tiers.ram import Ram
 from tests.truth import FULL, MIXES, assert_true, capture
 
 PLENTY = 1 << 30
-MAKERS: dict[str, Callable[[int], Any]] = {"ram": lambda cap: Ram(max_gb=cap / 1e9)}
+MAKERS: dict[str, Callable[[int], Any]] = {"ram": lambda cap: Ram(max_gb=cap / 1e9, entry_bytes=0)}
 NOT_OPTIONS = {"__init__", "radix"}
 
 

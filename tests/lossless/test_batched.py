@@ -23,7 +23,7 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3"])
+@pytest.fixture(scope="module", params=["llama", "gemma3", "qwen3_5"])
 def family(request):
     return request.param
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from support import ORACLE, prompt_ids, serving
 
-FAMILIES = ["llama", "gemma3"]  # gemma3: window 12, shorter than the prompts
+FAMILIES = ["llama", "gemma3", "qwen3_5"]
 DRAFTERS = {
     "right": (ORACLE,),
     "often wrong": (ORACLE, "+drafter.wrong_every=3"),
@@ -55,7 +55,7 @@ def test_plain_decoding_equals_forwards_without_any_cache(family, plain):
         def uncached() -> list[int]:
             ids = list(PROMPT)
             for _ in range(24):
-                hidden = model.hidden(mx.array([ids]), [None] * len(model.specs))
+                hidden = model.hidden(mx.array([ids]), None)
                 ids.append(int(mx.argmax(model.head(hidden)[0, -1]).item()))
             return ids[len(PROMPT) :]
 

@@ -85,10 +85,12 @@ class FakeEngine:
             "context_len": 64,
             "vocab_size": 100,
             "eos_ids": [0],
+            "max_open": 1000,
         }
         self.tokenizer = FakeTokenizer()
         self.plan: Plan = greeting
         self.requests: list[Request] = []
+        self.tickets: list[FakeTicket] = []
         self.active = 0
         self.room = 1000
         self.state = "open"
@@ -103,7 +105,8 @@ class FakeEngine:
                 raise BusyError("the queue is full", retry_after_s=2.5)
             self.requests.append(request)
             self.active += 1
-        ticket = FakeTicket()
+            ticket = FakeTicket()
+            self.tickets.append(ticket)
         threading.Thread(target=self._play, args=(request, deliver, ticket), daemon=True).start()
         return ticket
 
@@ -119,7 +122,8 @@ class FakeEngine:
                 else:
                     deliver(step)
                 if ticket.cancelled.is_set():
-                    last = done("cancelled", 0)
+                    gone = self.closed.is_set()
+                    last = Failed(ClosedError("stopped")) if gone else done("cancelled", 0)
                     break
         finally:
             with self._lock:
@@ -133,9 +137,18 @@ class FakeEngine:
         status = "ok" if self.state in ("open", "draining") else self.state
         return {"status": status, "state": self.state, "device": {"blas": "none"}}
 
+    def drain(self, timeout_s: float) -> bool:
+        self.state = "draining"
+        until = time.monotonic() + timeout_s
+        while self.active and time.monotonic() < until:
+            time.sleep(0.005)
+        return not self.active
+
     def close(self) -> None:
         self.state = "closed"
         self.closed.set()
+        for ticket in self.tickets:
+            ticket.cancel()
 
 
 class Raw:

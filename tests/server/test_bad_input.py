@@ -98,6 +98,17 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"best_of": True}, "best_of"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),
     ({"min_tokens": 5}, "min_tokens"),
+    ({"repetition_context_size": 20}, "repetition_context_size"),
+    ({"repeat_penalty": 1.1}, "repeat_penalty"),
+    ({"logits_processors": ["x"]}, "logits_processors"),
+    ({"top_a": 0.1}, "top_a"),
+    ({"typical_p": 0.9}, "typical_p"),
+    ({"mirostat": 2}, "mirostat"),
+    ({"adapters": "x"}, "adapters"),
+    ({"adapter": "x"}, "adapter"),
+    ({"draft_model": "x"}, "draft_model"),
+    ({"enable_thinking": False}, "enable_thinking"),
+    ({"n_predict": 5}, "n_predict"),
 ]
 BAD_TEXTS: list[tuple[dict[str, Any], str]] = [
     ({}, "prompt"),
@@ -117,6 +128,9 @@ NEUTRAL: list[dict[str, Any]] = [
     {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
     {"tools": None, "tool_choice": None, "response_format": {"type": "text"}, "n": 1},
     {"best_of": 1, "echo": False, "suffix": None, "logit_bias": {}, "store": True},
+    {"top_a": 0, "typical_p": 1.0, "mirostat": 0, "mirostat_tau": 5, "repeat_penalty": 1.0},
+    {"adapters": None, "adapter": "none", "enable_thinking": None, "logits_processors": []},
+    {"prediction": {"type": "content", "content": "x"}, "draft_model": "default_model"},
     {"metadata": {"a": 1}, "service_tier": "auto", "xtc_probability": 0.0, "stream_options": None},
 ]
 
@@ -147,6 +161,26 @@ def test_numbers(engine, raw, name, number):
     body = json.dumps({"messages": HI, "logprobs": True})[:-1] + f', "{name}": {number}}}'
     refused(raw, CHAT, body.encode(), name)
     assert not engine.requests
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("ceiling", [2**31, 2**63 - 1])
+def test_a_ceiling_is_never_too_high(engine, raw, name, ceiling):
+    assert raw.post(CHAT, {"messages": HI, name: ceiling})[0] == 200
+    assert engine.requests[0].max_tokens == ceiling
+    refused(raw, CHAT, {"messages": HI, name: 2**63}, name)
+
+
+def test_choices_that_would_never_find_room(engine, raw):
+    """With 429 the client would come back for ever."""
+    engine.target_info["max_open"] = 3
+    try:
+        error = refused(raw, CHAT, {"messages": HI, "n": 4}, "n")
+        refused(raw, TEXT, {"prompt": ["a"] * 4}, "prompt")
+    finally:
+        engine.target_info["max_open"] = 1000
+    assert "more than 3 choices" in error["message"]
+    assert "limits.max_queue" in error["message"]
 
 
 @pytest.mark.parametrize("name", [*FLOATS, *INTS, "top_logprobs", "stop", "stream", "logit_bias"])

@@ -143,6 +143,14 @@ def test_one_line_in_the_log_for_each_answer(engine, served, client, caplog, scr
     assert [line.split(" ", 1)[1].split(":")[0] for line in lines] == ["client gone", "stop"]
 
 
+def test_the_log_counts_what_a_cut_answer_gave(engine, raw, caplog, script):
+    caplog.set_level("INFO", "headrace.server")
+    pieces = [step for _ in range(3) for step in (Delta("ab", (1, 2)), 0.01)]
+    engine.plan = lambda _: [Accepted(1), *pieces, Failed(ClosedError("stopping"))]
+    raw.events(CHAT, {**ASK, "stream": True})
+    script.eventually(lambda: " failed: 6 tokens" in caplog.text)
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "told"),
     [
@@ -222,30 +230,6 @@ def test_shutdown_lets_running_answers_finish(script, number):
     assert len(got) == 1
     assert engine.closed.is_set()
     assert signal.getsignal(number) is before
-
-
-def test_shutdown_is_bounded(script):
-    engine, started = script.Engine(), threading.Event()
-    engine.plan = lambda _: [Accepted(1), 60.0]
-    ends: list[float] = []
-
-    def ask(line: str) -> None:
-        with posted(line.split()[-1], {**ASK, "stream": True}) as sock:
-            read_until(sock, b"assistant")
-            started.set()
-            while sock.recv(65536):
-                pass
-        ends.append(time.monotonic())
-
-    def announce(line: str) -> None:
-        threading.Thread(target=ask, args=(line,), daemon=True).start()
-
-    began = time.monotonic()
-    with signalled(started, signal.SIGTERM):
-        run_server(engine, ServerSettings(port=0, shutdown_s=1), announce)
-    assert time.monotonic() - began < 4
-    script.eventually(lambda: engine.active == 0)
-    script.eventually(lambda: ends)
 
 
 def test_a_taken_port_is_said_and_the_engine_closed(script):

@@ -94,17 +94,22 @@ def _weights(module: str, config: Mapping[str, Any], seed: int) -> dict[str, mx.
     weights = {}
     for name, array in sorted(tree_flatten(model.parameters())):
         weights[name] = mx.array(_random(random, name, array))
-    head = np.array(weights["lm_head.weight"])
+    name = next(name for name in weights if name.endswith("lm_head.weight"))
+    head = np.array(weights[name])
     head[:32] *= 0.5
     head[127:256] *= 0.5
     head[256 + len(MERGES) :] = 0
-    return weights | {"lm_head.weight": mx.array(head)}
+    return weights | {name: mx.array(head)}
 
 
 def _random(random: np.random.Generator, name: str, array: mx.array) -> np.ndarray:
+    if name.endswith("A_log"):  # decays of 0.5 to 0.99 a token: a state that remembers
+        return np.log(random.uniform(0.01, 0.7, array.shape)).astype(np.float32)
     if array.ndim < 2:  # norms, biases: near where the family starts them
         return np.array(array, np.float32) + 0.1 * random.standard_normal(array.shape, np.float32)
     if "embed" in name:
         return random.standard_normal(array.shape, np.float32) * array.shape[-1] ** -0.5
+    if "conv" in name:  # (channels, taps, 1)
+        return random.standard_normal(array.shape, np.float32) * array.shape[1] ** -0.5
     gain = 3.0 if "q_proj" in name or "k_proj" in name else 2.0
     return random.standard_normal(array.shape, np.float32) * (gain * array.shape[-1] ** -0.5)

@@ -14,38 +14,52 @@ KINDS = {
     "KVCache": "full",
     "ConcatenateKVCache": "full",
     "RotatingKVCache": "sliding",
-    "ChunkedKVCache": "chunked",
     "ArraysCache": "recurrent",
     "MambaCache": "recurrent",
-    "CacheList": "composite",
 }
+COMPOSITE = "CacheList"
 
 
-def layer_specs(caches: Sequence[Any]) -> tuple[LayerSpec, ...]:
-    """One a cache. The caches must have seen a token: only then do they know heads and sizes."""
-    return tuple(_spec(index, cache) for index, cache in enumerate(caches))
+def layer_specs(caches: Sequence[Any], latent: int | None = None) -> tuple[LayerSpec, ...]:
+    """One a cache; one for each part of a composite cache, marked with a common `group`. The caches
+    must have seen a token: only then do they know heads and sizes. `latent`: size of the vector from
+    which the model makes keys and values itself (multi-head latent attention)."""
+    return tuple(
+        _spec(index, part, index if type(cache).__name__ == COMPOSITE else -1, latent)
+        for index, cache in enumerate(caches)
+        for part in leaves([cache])
+    )
 
 
-def _spec(index: int, cache: Any) -> LayerSpec:
+def leaves(caches: Sequence[Any]) -> list[Any]:
+    """The caches with composite ones replaced by their parts."""
+    return [
+        part
+        for cache in caches
+        for part in (cache.caches if type(cache).__name__ == COMPOSITE else (cache,))
+    ]
+
+
+def _spec(index: int, cache: Any, group: int, latent: int | None) -> LayerSpec:
     name = type(cache).__name__
-    kind = KINDS.get(name, name.lower())
+    kind = KINDS.get(name, name)
+    if kind == "full" and latent and cache.keys.shape[1::2] == (1, latent):
+        kind = "latent"
     window = 0
     if kind == "sliding":
         window = cache.max_size
         if cache.keep:
             raise OpenError(f"Layer {index} keeps {cache.keep} sink tokens; that is not supported.")
-    return LayerSpec(kind, window, signature(kind, cache))
+    return LayerSpec(kind, window, signature(kind, cache), group)
 
 
 def signature(kind: str, cache: Any) -> str:
     """Kind, then heads x size of keys (and values where they differ), then the type:
     `full:3x64:float32`; for other layers the shape of every array without its row axis."""
-    if kind == "composite":
-        return "composite:" + "+".join(s.signature for s in layer_specs(cache.caches))
-    if (keys := getattr(cache, "keys", None)) is None:
-        arrays = [a for a in _flat(cache.state) if isinstance(a, mx.array)]
+    if getattr(cache, "keys", None) is None:
+        arrays = [a for a in _flat(getattr(cache, "state", ())) if isinstance(a, mx.array)]
         return f"{kind}:" + "+".join(f"{_times(a.shape[1:])}:{_dtype(a)}" for a in arrays)
-    k, v = keys, cache.values
+    k, v = cache.keys, cache.values
     sizes = _times((k.shape[1], k.shape[3]))
     if v.shape != k.shape:
         sizes += "+" + _times((v.shape[1], v.shape[3]))

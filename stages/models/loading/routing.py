@@ -14,6 +14,9 @@ from typing import Any
 
 import mlx.nn as nn
 
+from stages.models.loading.layers import leaves
+
+CODED = ("full", "sliding")  # kinds of layers whose cache may want to be asked
 NAME = "scaled_dot_product_attention"
 
 
@@ -24,7 +27,8 @@ def route(model: nn.Module) -> None:
 
     for name in {type(module).__module__ for module in model.modules()}:
         theirs = getattr(sys.modules[name], NAME, None)
-        if getattr(theirs, "theirs", theirs) is getattr(base, NAME):
+        ours = getattr(theirs, "asks_cache", False)
+        if not ours and getattr(theirs, "theirs", theirs) is getattr(base, NAME):
             setattr(sys.modules[name], NAME, _asking(theirs))
 
 
@@ -37,19 +41,20 @@ def _asking(theirs: Any) -> Any:
             return plain(q, k, v)
         return mine(plain, q, k, v, scale=scale, mask=mask, sinks=sinks)
 
-    attend.theirs = theirs  # type: ignore[attr-defined]
+    attend.theirs = getattr(theirs, "theirs", theirs)  # type: ignore[attr-defined]
+    attend.asks_cache = True  # type: ignore[attr-defined]
     return attend
 
 
 def watch(caches: Sequence[Any]) -> set[int]:
-    """Indices of the caches that their layer asks, once the model has run with them: what a model
-    computes by code of its own can only be served from plain arrays."""
+    """Indices of the caches (composite ones by their parts) that their layer asks, once the model has
+    run with them: what it computes by code of its own can only be served from plain arrays."""
     asked: set[int] = set()
 
     def noted(index: int, plain: Any, q: Any, k: Any, v: Any, **_: Any) -> Any:
         asked.add(index)
         return plain(q, k, v)
 
-    for index, cache in enumerate(caches):
+    for index, cache in enumerate(leaves(caches)):
         cache.attend = partial(noted, index)
     return asked

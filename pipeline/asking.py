@@ -1,0 +1,102 @@
+"""From a Python call's keywords to a Request: names and types are checked here, once."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import fields
+from typing import Any
+
+from pipeline.errors import RequestError, nearest
+from pipeline.types import Request, Sampling
+
+Prompt = str | Seq[int] | Seq[Mapping[str, Any]]
+
+SAMPLING = frozenset(f.name for f in fields(Sampling))
+FILLED = frozenset({"messages", "text", "token_ids", "sampling"})  # from the prompt, or one by one
+NAMES = SAMPLING | {f.name for f in fields(Request)} - FILLED | {"raw"}
+
+
+def make_request(prompt: Prompt, wanted: Mapping[str, Any], *, has_template: bool) -> Request:
+    """`wanted` are fields of Request and of Sampling, None for "not said"; `raw=True` keeps a text
+    from becoming a chat turn. RequestError names the field and what it wants."""
+    said = {name: _checked(name, value) for name, value in wanted.items() if value is not None}
+    raw = said.pop("raw", False)
+    sampling = Sampling(**{name: said.pop(name) for name in list(said) if name in SAMPLING})
+    filled = _prompt(prompt, chat=has_template and not raw)
+    return Request(**{"id": uuid.uuid4().hex, **said, **filled}, sampling=sampling)
+
+
+def _prompt(prompt: Prompt, *, chat: bool) -> dict[str, Any]:
+    if isinstance(prompt, str):
+        turn = {"role": "user", "content": prompt}
+        return {"messages": (turn,)} if chat else {"text": prompt}
+    if isinstance(prompt, Seq) and all(isinstance(item, Mapping) for item in prompt) and prompt:
+        return {"messages": tuple(prompt)}
+    if isinstance(prompt, Seq) and all(type(item) is int for item in prompt):
+        return {"token_ids": tuple(prompt)}
+    wants = "wants a text, a list of messages ({role, content}), or a list of token ids"
+    raise RequestError(f"prompt: {wants}, got {type(prompt).__name__}", param="prompt")
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name not in NAMES:
+        hint = nearest(name, NAMES) or f"Fields: {', '.join(sorted(NAMES))}."
+        raise RequestError(f"{name}: no such field. {hint}", param=name)
+    check, wants = CHECKS[name]
+    try:
+        return check(value)
+    except (TypeError, ValueError):
+        raise RequestError(f"{name}: wants {wants}, got {value!r}", param=name) from None
+
+
+def _exactly(kind: type) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if type(value) is not kind:
+            raise TypeError
+        return value
+
+    return check
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    return float(value)
+
+
+def _stops(value: str | Iterable[str]) -> tuple[str, ...]:
+    stops = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(stop, str) and stop for stop in stops):
+        raise TypeError
+    return stops
+
+
+def _bias(
+    value: Mapping[int, float] | Iterable[tuple[int, float]],
+) -> tuple[tuple[int, float], ...]:
+    pairs = value.items() if isinstance(value, Mapping) else value
+    return tuple((int(token), _number(bias)) for token, bias in pairs)
+
+
+def _mapping(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(key): item for key, item in value.items()}
+
+
+WHOLE = (_exactly(int), "a whole number")
+NUMBER = (_number, "a number")
+TEXT = (_exactly(str), "a text")
+TRUTH = (_exactly(bool), "True or False")
+CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    **dict.fromkeys(
+        ("max_tokens", "logprobs", "prefill_chunk", "priority", "top_k", "seed"), WHOLE
+    ),
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), NUMBER),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), NUMBER),
+    **dict.fromkeys(("id", "client", "session_id"), TEXT),
+    **dict.fromkeys(("ignore_eos", "raw"), TRUTH),
+    "stop": (_stops, "a text or a list of texts, none of them empty"),
+    "logit_bias": (_bias, "a mapping of token ids to numbers"),
+    "template_args": (_mapping, "a mapping"),
+}
