@@ -27,7 +27,7 @@ def pipeline_to_run(
 
 def open_device(spec: Spec) -> Any:
     """Make the device and let it load what must be there before mlx is imported."""
-    device = _make(spec, [])
+    device = _made(spec, [])
     device.open()
     return device
 
@@ -116,11 +116,9 @@ class _Maker:
             return [self.make(item) for item in spec]
         arguments = [self._argument(spec, *item) for item in spec.signature.parts.items()]
         try:
-            return _make(spec, arguments)
+            return _made(spec, arguments)
         except ConfigError as error:
             self.problems += error.problems
-        except ValueError as error:
-            self.problems.append(_misuse(spec, error))
 
     def _argument(self, spec: Spec, name: str, annotation: Any) -> Any:
         if name in spec.nested:
@@ -138,10 +136,16 @@ def _misuse(spec: Spec, error: ValueError) -> Problem:
     return Problem(spec.path, str(error))
 
 
-def _make(spec: Spec, arguments: Sequence[Any]) -> Any:
-    """Call the class that the plan has vetted. (Hydra's `instantiate` would look it up again by
-    name, follow any `_target_` inside a setting, and copy the parts.)"""
-    return spec.target(*arguments, **spec.settings)
+def _made(spec: Spec, arguments: Sequence[Any]) -> Any:
+    """Call the class that the plan has vetted; ConfigError for what it refuses. (Hydra's
+    `instantiate` would look it up again by name, follow any `_target_` inside a setting, and copy
+    the parts.)"""
+    try:
+        return spec.target(*arguments, **spec.settings)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError([_misuse(spec, error)]) from error
 
 
 def _graph(planned: Plan, parts: Mapping[str, Any], stages: Mapping[str, Any]) -> Graph:

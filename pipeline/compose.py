@@ -111,6 +111,8 @@ def read(raw: str) -> tuple[Any, str | None]:
     except (HydraException, ValueError):
         return raw, raw
     quoted = isinstance(override._value, QuotedString)
+    if quoted and isinstance(value, str) and "${" in value:  # literal: OmegaConf would follow it
+        return re.sub(r"(\\*)\$\{", r"\1\1\\${", value), None
     if quoted or isinstance(value, list | dict) or (isinstance(value, str) and "${" in value):
         return value, None
     return value, raw
@@ -179,6 +181,8 @@ def choice_problem(
     if option is None or (isinstance(option, list) and not many):
         usual = base[key] if isinstance(base.get(key), str) else next(iter(known), "…")
         return Problem(key, f"takes one of its options: {names}.", f"Try: {key}={usual}")
+    if twice := [name for name in dict.fromkeys(options) if options.count(name) > 1]:
+        return Problem(key, f"'{twice[0]}' is there twice.", "Leave one out.")
     bad = [str(name) for name in options if str(name) not in known]
     if bad:
         text = f"has no option '{bad[0]}'. {nearest(bad[0], known)} Options: {names}."
@@ -303,6 +307,11 @@ def _remove(tree: DictConfig, path: str, draft: _Draft) -> None:
 def _refuse_unknown(tree: DictConfig, known: Sequence[str], draft: _Draft) -> None:
     """Only base's keys stand at the top; others are reported and left out."""
     for key in [str(key) for key in tree if key not in known]:
+        if key in OVERLAYS:
+            what = "is an overlay of other groups' values: it has no settings of its own."
+            draft.problems.append(Problem(key, what, f"Choose one: headrace list {key}"))
+            del tree[key]
+            continue
         hint = f"{nearest(key, known)} Groups: {', '.join(known)}."
         draft.problems.append(Problem(key, "no such group or setting.", hint.strip()))
         del tree[key]

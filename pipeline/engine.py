@@ -199,6 +199,7 @@ class Engine:
             },
             "target_calls": parts["model"].calls,
             "kv_bytes": active.nbytes() if active is not None and turns.active.sequences else 0,
+            "memory": dict(parts["limits"].stats(turns.running, turns.waiting.kept)),
             "tiers": {tier.name: dict(tier.stats()) for tier in parts["tier"]},
             **self.totals.as_dict(),
         }

@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 class HeadraceError(ValueError):
@@ -72,7 +73,16 @@ class ClosedError(HeadraceError):
     """The engine does not take requests: it is stopping, or its thread has failed."""
 
 
+def at_least(name: str, value: Any, least: float) -> Any:
+    """The value of a constructor's setting; ValueError, which `build` puts under its path, below `least`."""
+    if value is not None and value < least:
+        raise ValueError(f"{name}: wants >= {least}, got {value}")
+    return value
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """`Did you mean 'x'?` for the known word most like `word`, or an empty string."""
-    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    names = [str(name) for name in known]
+    match = difflib.get_close_matches(word, names, n=1, cutoff=0.65)
+    match = match or [name for name in names if len(word) > 2 and name.startswith(word)]
     return f"Did you mean '{match[0]}'?" if match else ""

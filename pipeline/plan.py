@@ -90,7 +90,8 @@ def plan(
     found = {group: check.settings(group, config.get(group)) for group in SETTINGS}
     settings = {group: spec for group, spec in found.items() if spec}
     phases = check.phases(config.get("flow") or {})
-    check.parameters({**parts, **{f"stage.{name}": spec for name, spec in stages.items()}})
+    check.parameters(everything := {**parts, **{f"stage.{n}": spec for n, spec in stages.items()}})
+    check.idle(composed, everything)
     if check.problems:
         raise ConfigError(check.problems)
     return Plan(composed, check.typed, parts, stages, phases, settings, made)
@@ -118,7 +119,10 @@ class _Check:
 
     def settings(self, group: str, node: Any) -> Spec | None:
         """A group without `_target_`: its class is the engine's own."""
-        return self.spec(group, {**(node or {}), "_target_": SETTINGS[group]}, ("pipeline",))
+        found = self.spec(group, {**(node or {}), "_target_": SETTINGS[group]}, ("pipeline",))
+        if found and "_target_" in (node or {}):
+            self._unknown(f"{group}._target_", "_target_", found.signature)
+        return found
 
     def stages(self, nodes: Mapping[str, Any], flow: Mapping[str, Any]) -> dict[str, Spec]:
         """Every stage in the flow, and every stage that has settings: those are judged too."""
@@ -205,6 +209,15 @@ class _Check:
             return value
         _put(self.typed, where, fitted)
         return fitted
+
+    def idle(self, composed: Composed, specs: Mapping[str, Any]) -> None:
+        """A second model that nobody asks would be loaded for nothing."""
+        takes = [spec.signature.parts.items() for spec in _flat(specs.values())]
+        asked = {source(*part) for parts in takes for part in parts}
+        choice = composed.choices.get("model@draft_model", "none")
+        if choice != "none" and "draft_model" not in asked:
+            what = f"no part asks for a second model, so draft_model={choice} would do nothing."
+            self._problem("draft_model", what, "Choose a drafter that uses one, or leave it out.")
 
     def parameters(self, specs: Mapping[str, Any]) -> None:
         """Every positional parameter of every class must have somebody to fill it."""

@@ -1,6 +1,7 @@
 """The turns of the owner thread: who starts, what runs, who leaves.
 
-One turn is at most one prefill chunk and one decode round. Membership changes only between rounds
+One turn is at most one prefill chunk and one decode round; while rows decode, both share the
+scheduler's token budget, so that a long prompt does not stall them. Membership changes only between rounds
 and in two steps, so that a failed preparation changes nothing. A fault in a step costs that batch
 its rows, which are rebuilt from the token lists. A rebuilt row runs one round alone before it joins
 others again: so a row that carries a fault fails without them, and every row gets on.
@@ -16,8 +17,10 @@ from typing import Any, Protocol
 
 from pipeline.drafting import GuardedRows, guarded
 from pipeline.errors import HeadraceError
+from pipeline.parking import park, parked, restart
 from pipeline.trace import Telemetry, Totals, count_round, enter, leave, speculation
 from pipeline.types import Batch, Done, Event, Failed, Sequence, Stage, State, Usage
+from pipeline.waiting import Waiting
 
 MAX_ALONE = 1  # faults in a row that a row may have with no other row beside it
 
@@ -35,7 +38,7 @@ class Turns:
 
     def __init__(self, pipeline: Built, telemetry: Telemetry, totals: Totals):
         self.pipeline, self.telemetry, self.totals = pipeline, telemetry, totals
-        self.waiting: list[Sequence] = []
+        self.waiting = Waiting(pipeline.parts)
         self.prefills: deque[Batch] = deque()
         self.active = Batch([], None, None)  # type: ignore[arg-type]  # rows come with the first join
 
@@ -43,29 +46,44 @@ class Turns:
 
     @property
     def busy(self) -> bool:
-        return bool(self.waiting or self.prefills or self.active.sequences)
+        return bool(len(self.waiting) or self.prefills or self.active.sequences)
 
     @property
     def rows_in_use(self) -> int:
-        return len(self.active.sequences) + sum(len(b.sequences) for b in self.prefills)
+        return len(self.running)
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Everybody who has a row."""
+        return [s for batch in (self.active, *list(self.prefills)) for s in batch.sequences]
 
     def turn(self, *, admit: bool) -> None:
         """Drop who left, start who may, one prefill chunk, one decode round."""
         self._prune()
-        if admit:
-            self._start()
+        if admit and len(self.waiting):
+            for group in self.waiting.take(self.running):
+                self._begin(group)
+            self._make_way()
         if self.prefills:
             batch = self.prefills.popleft()
+            batch.allowance = self._allowance()
             self._guard(self._prefill, batch)
         if self.active.sequences:
             self._guard(self._decode, self.active)
+
+    def _allowance(self) -> int | None:
+        """Prompt tokens this turn may take, so that who decodes need not wait long for the next."""
+        step = self.pipeline.parts["scheduler"].step_tokens
+        decoding = sum(1 + len(s.proposal) for s in self.active.sequences)
+        return None if step is None or not decoding else max(1, step - decoding)
 
     def fail_all(self, error: Exception) -> None:
         """The engine is going down: every open request gets `error`."""
         batches = [self.active, *self.prefills]
         for sequence in [*self.waiting, *(s for b in batches for s in b.sequences)]:
             sequence.deliver(Failed(error))
-        self.waiting, self.prefills = [], deque()
+        self.waiting.clear()
+        self.prefills = deque()
         self.active.sequences = []
 
     def close(self) -> None:
@@ -78,28 +96,26 @@ class Turns:
     # --- starting
 
     def _prune(self) -> None:
-        for sequence in [s for s in self.waiting if not s.live]:
-            self.waiting.remove(sequence)
+        for sequence in self.waiting.take_ended():
             self._conclude(sequence)
         for batch in (self.active, *self.prefills):
             if not all(s.live for s in batch.sequences):
                 self._guard(self._retire, batch)
         self.prefills = deque(b for b in self.prefills if b.sequences)
 
-    def _start(self) -> None:
-        """Take from the front while there is room; prompts of one length prefill together."""
-        room = self.pipeline.parts["limits"].max_rows - self.rows_in_use
-        if not self.waiting or room <= 0:
+    def _make_way(self) -> None:
+        """Park rows for a request of higher priority that waits at the front, and start it."""
+        found = self.waiting.blocked(self.running, self.active.sequences)
+        if found is None:
             return
-        chosen = self.pipeline.parts["scheduler"].order(self.waiting, self.active.sequences)[:room]
-        groups: dict[tuple[int, int | None], list[Sequence]] = {}
-        for sequence in chosen:
-            self.waiting.remove(sequence)
-            sequence.timings["queue"] = time.perf_counter() - sequence.submitted
-            shape = (len(sequence.prompt_ids), sequence.request.prefill_chunk)
-            groups.setdefault(shape, []).append(sequence)
-        for group in groups.values():
-            self._begin(group)
+        first, leaving = found
+        self._guard(lambda batch: park(batch, leaving), self.active)
+        if len(parked(leaving)) < len(leaving):
+            return  # it failed: all rows are being rebuilt
+        for sequence in leaving:
+            self.waiting.append(sequence)
+        self.totals.counts["parked"] += len(leaving)
+        self._begin([self.waiting.take_one(first)])
 
     def _begin(self, sequences: list[Sequence]) -> None:
         """Give a group its rows; if that fails, the group fails and nothing else."""
@@ -248,6 +264,7 @@ class Turns:
 
     def _conclude(self, sequence: Sequence) -> None:
         """The sequence's last event; it lets go of all that is heavy."""
+        self.pipeline.parts["scheduler"].finished(sequence)
         sequence.drop_match()
         sequence.scores = sequence.sampler = sequence.text_state = None
         outcome = "cancelled" if sequence.cancelled else "failed" if sequence.error else "finished"
@@ -292,8 +309,7 @@ class Turns:
             if not sequence.live:
                 self._conclude(sequence)
                 continue
-            sequence.processed_ids, sequence.ready, sequence.scores = [], False, None
-            sequence.proposal, sequence.emitted = [], []
+            restart(sequence)
             sequence.drop_match()
             if sequence.sampler is not None:
                 sequence.sampler.restart(sequence.output_ids)

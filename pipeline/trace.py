@@ -29,12 +29,14 @@ class Telemetry:
             self._print(batch)
 
     def _print(self, batch: Batch) -> None:
-        """What was fed is the tail of what the rows hold."""
+        """What was fed is the tail of what the rows hold. On a terminal an answer's text may have left
+        the cursor in the middle of a line."""
+        start = "\n" if sys.stdout.isatty() and sys.stderr.isatty() else ""
         for sequence in batch.sequences:
             fed = sequence.processed_ids[len(sequence.processed_ids) - sequence.kept :]
             emitted = [e.token_id for e in sequence.emitted]
             print(
-                f"{sequence.request.id} round {sequence.counts.get('rounds', 0)}: kept {fed} "
+                f"{start}{sequence.request.id} round {sequence.counts.get('rounds', 0)}: feed {fed} "
                 f"proposed {sequence.proposal} accepted {sequence.accepted} emitted {emitted}",
                 file=sys.stderr,
             )

@@ -14,8 +14,8 @@ class ChunkedPrefill:
     What the rows must hold comes from the token lists alone, so that rows lost to a fault are
     rebuilt here too. The last token stays pending; for a drafter with `prefill = "full"` a fresh
     prompt is processed whole and token 0 is drawn from the last position's scores. The rows of a
-    batch share the chunk. Where layers cannot be cut later, a chunk ends at the boundary that is to
-    be published.
+    batch share the chunk, and while other rows decode no more of it than the batch's `allowance`.
+    Where layers cannot be cut later, a chunk ends at the boundary that is to be published.
     """
 
     reads = frozenset(
@@ -36,7 +36,8 @@ class ChunkedPrefill:
             self._populate(batch)
         goals = [self._goal(sequence) for sequence in batch.sequences]
         width = min(map(self._next_width, batch.sequences, goals))
-        width = min(width, max(1, self.chunk // len(batch.sequences)))
+        room = min(self.chunk, batch.allowance or self.chunk)
+        width = min(width, max(1, room // len(batch.sequences)))
         if width:
             self._step(batch, goals, width)
         for sequence, goal in zip(batch.sequences, goals, strict=True):

@@ -82,15 +82,14 @@ class Device:
         blas: Literal["auto", "extension", "cmeel", "system", "none"] = "auto",
     ) -> None:
         if threads is not None and threads < 1:
-            raise OpenError(
-                f"device.threads is {threads}; at least 1, or null for all cores but one"
-            )
+            raise ValueError(f"threads: wants >= 1, or null for all cores but one; got {threads}")
         self.kind: str = kind
         self.threads = threads or max(1, cores() - 1)
         self.weights = weights
         self.blas = blas
         self.warnings: list[str] = []
         self._blas = blases.REFERENCE
+        self._unlimited: dict[str, int] = {}  # bounds before the first `limit_memory`
 
     def open(self) -> None:
         """Load the BLAS, import mlx, make the device the default one. OpenError if it is not here."""
@@ -137,7 +136,7 @@ class Device:
         available = {"cpu": True, "metal": mx.metal.is_available(), "cuda": mx.cuda.is_available()}
         if not available[kind]:
             extra = " Install it with `pip install 'headrace[cuda]'`." if kind == "cuda" else ""
-            raise OpenError(f"device {kind} is not available to mlx {_version('mlx')} here.{extra}")
+            raise OpenError(f"device {kind} is not available to mlx {_version('mlx')} here.{extra} Or try: device=cpu")
         device = mx.Device(mx.cpu if kind == "cpu" else mx.gpu, 0)
         if asked_before and mx.default_device() != device:
             self._warn(f"mlx was using {mx.default_device()}; it uses {device} from now on")
@@ -146,6 +145,25 @@ class Device:
     def _warn(self, text: str) -> None:
         self.warnings.append(text)
         warnings.warn(text, RuntimeWarning, stacklevel=4)
+
+    def limit_memory(self, nbytes: int | None) -> Mapping[str, int]:
+        """Bound what MLX allocates (a Linux CPU build only keeps less in reserve by it; Metal waits,
+        then fails), and on Metal what stays wired, as far as the machine allows. None: as before."""
+        import mlx.core as mx
+
+        wanted = dict(self._unlimited)
+        if nbytes is not None:
+            wanted = {"memory_limit_bytes": nbytes}
+            if self.kind == "metal":
+                most = int(mx.device_info()["max_recommended_working_set_size"])
+                wanted["wired_limit_bytes"] = min(nbytes, most)
+        setters = {
+            "memory_limit_bytes": mx.set_memory_limit,
+            "wired_limit_bytes": mx.set_wired_limit,
+        }
+        before = {name: int(setters[name](value)) for name, value in wanted.items()}
+        self._unlimited = {} if nbytes is None else {**before, **self._unlimited}
+        return wanted
 
     def describe(self) -> Mapping[str, Any]:
         """Plain facts for /health and `doctor`."""

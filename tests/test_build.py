@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import toy_parts
 
-from pipeline.build import build
+from pipeline.build import build, pipeline_to_run
 from pipeline.catalog import Catalog, first_comment, load_yaml, package_folder
 from pipeline.compose import compose
 from pipeline.errors import ConfigError, GraphError
@@ -262,3 +262,56 @@ def test_the_device_is_open_before_mlx_is_imported():
     first, warnings = out.stdout.splitlines()
     assert first == "['stages', 'stages.blas', 'stages.device']", out.stderr
     assert "mlx was imported" not in warnings
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("model.delay_ms=-1", "model.delay_ms: wants >= 0, got -1.0"),
+        ("model.layers=-1", "model.layers: wants >= 0, got -1"),
+        ("model.vocab_size=100", "model.vocab_size: wants >= 258, got 100"),
+        ("model.context=0", "model.context: wants >= 1, got 0"),
+        ("model.seed=-1", "model.seed: wants >= 0, got -1"),
+        ("tier.ram.entry_bytes=-1", "tier.ram.entry_bytes: wants >= 0, got -1"),
+        ("device.threads=0", "device.threads: wants >= 1, or null for all cores but one; got 0"),
+        ("sampler.seed=-1", "sampler.seed: -1 is not in [0, 2**63 - 1]"),
+        (
+            "draft_model=fake",
+            "draft_model: no part asks for a second model, so draft_model=fake would do nothing. "
+            "Choose a drafter that uses one, or leave it out.",
+        ),
+        ("tier=[ram,ram]", "tier: 'ram' is there twice. Leave one out."),
+        (
+            "server._target_=x",
+            "server._target_: ServerSettings takes no '_target_'. It takes: host, port, "
+            "max_body_bytes, max_choices, keepalive_s, shutdown_s.",
+        ),
+        (
+            "telemetry._target_=os.system",
+            "telemetry._target_: Telemetry takes no '_target_'. It takes: trace, recount.",
+        ),
+    ],
+)
+def test_settings_that_can_never_work(words, problem):
+    assert refused(words) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (
+            "model.family=lama",
+            "model.family: no family named 'lama'. Did you mean 'llama'? Families: ",
+        ),
+        ("model.window=0", "model.window: family llama has no sliding window. Leave it out."),
+        ("model.layers=0", "model.layers: wants >= 1, got 0"),
+        ("model.context=0", "model.context: wants >= 1, got 0"),
+    ],
+)
+def test_settings_that_no_family_has(words, problem):
+    assert [text[: len(problem)] for text in refused(words, recipe="tiny")] == [problem]
+
+
+def test_a_device_that_is_refused_before_it_runs():
+    with pytest.raises(ConfigError, match=r"device\.threads: wants >= 1"):
+        pipeline_to_run("fake", ["device.threads=0"])

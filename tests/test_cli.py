@@ -60,6 +60,10 @@ def test_graph_errors_are_told_apart(cli):
         (["list", "drafter", "x"], "unknown: x"),
         (["show", "nosuch"], "nosuch: no such recipe."),
         (["-x"], "unrecognized arguments: -x"),
+        (["check", "fake", "--jsn"], "error: unknown: --jsn. Try: headrace check --help"),
+        (["check", "fake", "--tracebak"], "Did you mean '--traceback'? Try: headrace check --help"),
+        (["doctor", "smollm2"], "doctor looks at the machine, not at a recipe: 'smollm2'."),
+        (["check", "fake", "debug.x=1"], "- debug: is an overlay of other groups' values"),
     ],
 )
 def test_mistakes_in_the_command_itself(cli, words, text):
@@ -135,22 +139,43 @@ def test_generate(cli):
     assert len(answer["token_ids"]) == 5
 
 
+def test_version_and_recipes(cli):
+    code, out, _ = cli("--version")
+    assert code == 0 and out.startswith("headrace")
+    code, out, _ = cli("list", "recipes")
+    assert code == 0 and out.startswith("recipes\n    always_wrong        Goal: ")
+
+
+def test_a_warning_is_one_plain_line_once(cli, monkeypatch):
+    import warnings
+
+    def run(args):
+        for _ in range(2):
+            warnings.warn_explicit("slow", RuntimeWarning, "a.py", 1, registry={})
+        return 0
+
+    monkeypatch.setattr("pipeline.cli.check_verb.run", run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert cli("check", "fake") == (0, "", "warning: slow\n")
+
+
 def test_generate_traces_rounds(cli):
     _, _, err = cli("generate", "fake", "telemetry=trace", "--prompt", "x", "--max-tokens", "2")
-    assert "round 1: kept" in err
+    assert "round 1: feed" in err
     assert "proposed" in err
 
 
 def test_generate_refuses_what_the_engine_refuses(cli):
     code, _, err = cli("generate", "fake", "limits.context=8", "--prompt", "x" * 50)
     assert code == 2
-    assert err.startswith("error: ")
+    assert "\nerror: " in f"\n{err}"
 
 
 def test_a_model_that_is_not_there(cli, tmp_path):
     code, _, err = cli("generate", "gguf", f"model.path={tmp_path}/no.gguf", "--prompt", "x")
     assert code == 2
-    assert err.startswith("error: ")
+    assert "\nerror: " in f"\n{err}"
     assert "no.gguf" in err
 
 
@@ -158,7 +183,9 @@ def test_our_own_faults_say_so(cli, monkeypatch):
     monkeypatch.setattr("pipeline.cli.check_verb.run", lambda args: 1 / 0)
     code, _, err = cli("check", "fake")
     assert code == 1
-    assert err.startswith("internal error: ZeroDivisionError: division by zero\nThis is our fault.")
+    assert err == (
+        "internal error, our fault: ZeroDivisionError: division by zero (--traceback shows where)\n"
+    )
     assert "Traceback" in cli("check", "fake", "--traceback")[2]
 
 
@@ -228,7 +255,7 @@ def test_debug_recounts_the_rows_after_each_round(monkeypatch):
     import pipeline
 
     calls = []
-    with pipeline.load("tiny", "telemetry.trace=false") as engine:
+    with pipeline.load("tiny", "debug=small", "telemetry.trace=false") as engine:
         from stages.rows.rows import LayeredRows
 
         real = LayeredRows.check_integrity

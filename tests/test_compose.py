@@ -297,3 +297,9 @@ def test_everything_is_found_from_any_folder(monkeypatch, tmp_path):
 def test_base_is_complete_and_plain():
     assert planned(recipe=None)["flow"]["decode"] == ["verify", "accept", "detokenize", "commit"]
     assert Path(compose(None).recipe).name == "base"
+
+
+def test_what_is_quoted_inside_is_literal():
+    for text in ("${x}", "a${oc.env:HOME}/${depth.max}", "null"):
+        assert planned(f'model.name="{text}"')["model"]["name"] == text
+    assert planned("model.name=${rule._target_}")["model"]["name"] == "stages.rules.match.Match"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import OpenError
 from stages import blas
 from stages.device import Device, cores
 
@@ -256,5 +255,5 @@ def test_the_constructor_stores_and_imports_nothing():
     assert out == "False\n"
     assert Device(threads=5).threads == 5
     assert Device().threads == max(1, cores() - 1)
-    with pytest.raises(OpenError, match=r"device\.threads is 0"):
+    with pytest.raises(ValueError, match="threads: wants >= 1"):
         Device(threads=0)

@@ -106,8 +106,8 @@ def test_needs_are_met_or_say_what_to_choose():
         "kv=paged."
     ]
     assert said(graph)[0].endswith("No option can: choose another flow.")
-    assert said(toys.graph(flow, toys.GIVE, picky, kw="x")) == [
-        "stage 'picky': needs a kv, and there is none. Did you mean 'kw'?"
+    assert said(toys.graph(flow, toys.GIVE, picky, kvv="x")) == [
+        "stage 'picky': needs a kv, and there is none. Did you mean 'kvv'?"
     ]
 
 

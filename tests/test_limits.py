@@ -17,8 +17,13 @@ TARGET: Any = SimpleNamespace(context_len=100)
 KV: Any = None
 
 
+def advisory(**settings: Any) -> Advisory:
+    part: Any = None
+    return Advisory(part, part, part, part, part, [], **settings)
+
+
 def test_a_prompt_must_leave_room_for_one_token():
-    limits = Advisory()
+    limits = advisory()
     limits.admit(99, 1, TARGET, KV, "messages")
     with pytest.raises(
         RequestError, match="prompt has 100 tokens; the context is 100 tokens"
@@ -32,16 +37,16 @@ def test_the_operators_context_counts_when_it_is_smaller():
     with pytest.raises(
         RequestError, match="prompt has 50 tokens; the context is 50 tokens"
     ) as info:
-        Advisory(context=50).admit(50, 1, TARGET, KV, param="prompt")
+        advisory(context=50).admit(50, 1, TARGET, KV, param="prompt")
     assert info.value.param == "prompt"
-    Advisory(context=500).admit(99, 1, TARGET, KV, "messages")
+    advisory(context=500).admit(99, 1, TARGET, KV, "messages")
     with pytest.raises(RequestError, match="the context is 100"):
-        Advisory(context=500).admit(100, 1, TARGET, KV, "messages")
+        advisory(context=500).admit(100, 1, TARGET, KV, "messages")
 
 
 @pytest.mark.parametrize("max_new", [1, 10**9])
 def test_the_answers_length_is_a_ceiling_not_a_reason(max_new):
-    Advisory(max_tokens=5).admit(10, max_new, TARGET, KV, "messages")
+    advisory(max_tokens=5).admit(10, max_new, TARGET, KV, "messages")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +60,7 @@ def test_the_answers_length_is_a_ceiling_not_a_reason(max_new):
 )
 def test_settings_out_of_range_are_named(setting, value, message):
     with pytest.raises(ValueError, match=message):
-        Advisory(**{setting: value})
+        advisory(**{setting: value})
 
 
 def test_fifo_keeps_the_order_of_arrival():
@@ -69,7 +74,7 @@ def test_null_parts_do_nothing():
     request: Any = object()
     assert NoConstraint().bind(request, request) is None
     assert NoAdapters().identity(request) == {}
-    for part in (NoConstraint(), NoAdapters(), Fifo(), Advisory()):
+    for part in (NoConstraint(), NoAdapters(), Fifo(), advisory()):
         part.open()
         part.close()
         part.close()

@@ -130,9 +130,14 @@ def test_filters_do_not_change_the_draw_of_a_survivor():
         assert cut == free or free not in highest(logits, 50)
 
 
-def test_seeds_of_any_size_and_sign_are_taken():
+def test_seeds_are_taken_as_http_takes_them():
     logits = np.zeros(50, dtype=np.float32)
-    assert {row(seed=s, temperature=1.0).draw(logits, 0)[0] for s in (-1, 0, 2**63, 10**30)}
+    assert {row(seed=s, temperature=1.0).draw(logits, 0)[0] for s in (0, 2**63 - 1)}
+    for seed in (-1, 2**63):
+        with pytest.raises(
+            ConfigError, match=rf"sampler\.seed: {seed} is not in \[0, 2\*\*63 - 1\]"
+        ):
+            Standard(seed=seed)
 
 
 def test_greedy_takes_the_lowest_id_of_equal_scores():

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from pipeline.cli.arguments import UsageError, parse
 from pipeline.errors import ConfigError, HeadraceError
@@ -17,6 +19,24 @@ from pipeline.errors import ConfigError, HeadraceError
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    with warnings.catch_warnings():
+        _say_warnings_plainly()
+        return _run(words)
+
+
+def _say_warnings_plainly() -> None:
+    """One line each, and each once: where in our files it was found helps nobody."""
+    said: set[str] = set()
+
+    def show(message: Warning | str, *place: Any, **more: Any) -> None:
+        if str(message) not in said:
+            said.add(str(message))
+            print(f"warning: {message}", file=sys.stderr)
+
+    warnings.showwarning = show
+
+
+def _run(words: list[str]) -> int:
     try:
         args = parse(words)
         return int(args.verb.run(args))
@@ -44,6 +64,6 @@ def _explain(error: Exception) -> int:
     if isinstance(error, UsageError | HeadraceError):
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"internal error: {type(error).__name__}: {error}", file=sys.stderr)
-    print("This is our fault. --traceback shows where it happened.", file=sys.stderr)
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    print(f"internal error, our fault: {what} (--traceback shows where)", file=sys.stderr)
     return 1

@@ -33,7 +33,8 @@ class UsageError(HeadraceError):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}. Try: {self.prog} --help")
+        end = "" if message.endswith(("?", ".")) else "."
+        raise UsageError(f"{message}{end} Try: {self.prog} --help")
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -59,13 +60,28 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 def _top() -> _Parser:
     lines = "\n".join(f"  {name:<10}{what}" for name, what in VERBS.items())
-    return _Parser(
+    parser = _Parser(
         prog="headrace",
         usage="headrace VERB [RECIPE] [key=value …] [options]",
         description=f"Serve language models from recipes.\n\nverbs:\n{lines}",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    return parser
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *said: Any) -> NoReturn:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"headrace {version('headrace')}")
+        except PackageNotFoundError:
+            print("headrace, not installed: run from its sources")
+        parser.exit()
 
 
 def _adopt(parser: _Parser, args: argparse.Namespace, extra: Sequence[str]) -> None:
@@ -74,7 +90,7 @@ def _adopt(parser: _Parser, args: argparse.Namespace, extra: Sequence[str]) -> N
     if wrong:
         known = [option for action in parser._actions for option in action.option_strings]
         hint = nearest(wrong[0].partition("=")[0], known)
-        parser.error(f"unknown: {' '.join(wrong)}" + (f". {hint.rstrip('?')}?" if hint else ""))
+        parser.error(f"unknown: {' '.join(wrong)}" + (f". {hint}" if hint else ""))
     if extra:
         args.overrides += extra
 

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.cli.arguments import add_recipe
+from pipeline.cli.arguments import UsageError, add_recipe
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -19,6 +19,11 @@ def run(args: Namespace) -> int:
     from pipeline.compose import compose
     from pipeline.plan import plan
 
+    if args.overrides and "=" not in (word := args.overrides[0]):
+        raise UsageError(
+            f"doctor looks at the machine, not at a recipe: '{word}'. Try: headrace doctor, "
+            f"or headrace check {word}"
+        )
     device = plan(compose(None, args.overrides), allow=args.allow_code, first=open_device).made[
         "device"
     ]

@@ -10,12 +10,14 @@ from pipeline.errors import ConfigError, Problem, nearest
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("group", nargs="?", help="print this group's options in full")
+    parser.add_argument("group", nargs="?", help="print this group's options in full; or: recipes")
 
 
 def run(args: Namespace) -> int:
     catalog = Catalog(package_folder("conf"))
-    if args.group:
+    if args.group == "recipes":
+        print(_recipes())
+    elif args.group:
         print(describe_group(catalog, args.group))
     else:
         print(describe_all(catalog))
@@ -27,9 +29,12 @@ def describe_all(catalog: Catalog) -> str:
     blocks = [_group(catalog, key, option) for key, option in catalog.base_choices().items()]
     stages = [_line(name, path) for name, path in catalog.options(ALWAYS).items()]
     blocks.append("\n".join([f"{ALWAYS}  (settings: {ALWAYS}.<name>.<setting>=VALUE)", *stages]))
+    return "\n\n".join([*blocks, _recipes()])
+
+
+def _recipes() -> str:
     found = [(name, path) for name, paths in recipes().items() for path in paths]
-    lines = [_line(name, path) for name, path in found]
-    return "\n\n".join([*blocks, "\n".join(["recipes", *lines])])
+    return "\n".join(["recipes", *[_line(name, path) for name, path in found]])
 
 
 def _group(catalog: Catalog, key: str, chosen: object) -> str:
@@ -48,7 +53,7 @@ def describe_group(catalog: Catalog, group: str) -> str:
     """Each option's file: its comments say what a knob gains."""
     options = catalog.options(group.partition("@")[0])
     if not options:
-        known = [*catalog.base_choices(), ALWAYS]
+        known = [*catalog.base_choices(), ALWAYS, "recipes"]
         hint = f"{nearest(group, known)} Groups: {', '.join(known)}."
         raise ConfigError([Problem(group, "no such group.", hint.strip())])
     texts = [(name, path.read_text(encoding="utf-8").strip()) for name, path in options.items()]

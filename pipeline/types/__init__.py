@@ -9,7 +9,6 @@ from pipeline.types.parts import (
     Drafter,
     DraftRows,
     KVPolicy,
-    Limits,
     Match,
     Matcher,
     Round,
@@ -17,7 +16,6 @@ from pipeline.types.parts import (
     RowSampler,
     Rule,
     Sampler,
-    Scheduler,
     Stage,
     Target,
     Tier,
@@ -47,6 +45,7 @@ from pipeline.types.sequence import (
     Sequence,
     State,
 )
+from pipeline.types.sharing import Limits, Scheduler
 
 __all__ = [
     "NEUTRAL",

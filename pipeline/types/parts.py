@@ -54,6 +54,10 @@ class Device(Part, Protocol):
     def describe(self) -> Mapping[str, Any]:
         """BLAS, threads, device and versions, for /health and doctor."""
 
+    def limit_memory(self, nbytes: int | None) -> Mapping[str, int]:
+        """Bound what MLX may allocate, and on Metal keep resident; None puts back what was before.
+        The bounds now in force, by name."""
+
 
 class StreamDecoder(Protocol):
     """Turns ids into text piece by piece. Joined pieces equal the one-shot decode of all ids,
@@ -239,6 +243,8 @@ class Drafter(Part, Protocol):
 
     `prefill` is "tail" (the last prompt token heads the first window) or "full" (token 0 is sampled
     from prefill). `namespace` identifies artifact, method and settings, known without opening rows.
+    One that loads weights or keeps device state of its own also says `weight_bytes` and
+    `bytes_per_token`, which limits bill.
     """
 
     prefill: str
@@ -346,29 +352,12 @@ class Tier(Part, Protocol):
         """Do one bounded piece of background work while nothing runs; True if more is left."""
 
     def clear(self) -> None: ...
+    def shrink(self, nbytes: int) -> None:
+        """Hold at most `nbytes` of memory from now on, evicting if need be. Only where `can` says
+        "shrink": a tier that holds memory."""
+
     def stats(self) -> Mapping[str, int | float]: ...
     def check_integrity(self) -> None: ...
-
-
-class Scheduler(Part, Protocol):
-    """Orders waiting requests. Knows nothing of models."""
-
-    def order(self, waiting: Seq[Sequence], active: Seq[Sequence]) -> list[Sequence]:
-        """Who may start first. The engine takes from the front while there is room."""
-
-
-class Limits(Part, Protocol):
-    """What the operator allows."""
-
-    max_rows: int
-    max_queue: int
-    max_tokens: int | None  # cap on every answer
-    context: int | None  # cap on prompt + answer, below the model's own
-
-    def admit(
-        self, prompt_len: int, max_new: int, target: Target, kv: KVPolicy, param: str
-    ) -> None:
-        """RequestError with the arithmetic if the request can never fit; `param` is its field."""
 
 
 Work = Callable[[], Any]

@@ -95,6 +95,7 @@ class Batch:
     draft_rows: DraftRows
     round: Round | None = None
     ahead: tuple[Round, Any] | None = None  # the next plain round and its scores, not launched
+    allowance: int | None = None  # prompt tokens this step may take over all rows; None: no bound
     draft_hidden: Any = None  # what the target showed the drafter this round
     clock: dict[str, float] = field(default_factory=dict)  # seconds by stage, of this batch
 

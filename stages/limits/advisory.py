@@ -1,9 +1,14 @@
-"""Limits on counts and lengths; memory is not budgeted."""
+"""Limits on counts and lengths; memory is estimated, not budgeted."""
 
 from __future__ import annotations
 
-from pipeline.errors import RequestError
-from pipeline.types import KVPolicy, Target
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from pipeline.errors import RequestError, at_least
+from pipeline.types import Depth, Drafter, KVPolicy, Sequence, Target, Tier
+from stages.limits.estimate import Estimate
 
 
 class Advisory:
@@ -11,23 +16,32 @@ class Advisory:
 
     `max_rows`: requests that decode together. `max_queue`: requests that wait; more get 429.
     `max_tokens`: cap on every answer. `context`: cap on prompt and answer together, where it should
-    be below the model's own. ValueError names a setting that is out of range.
+    be below the model's own. ValueError names a setting that is out of range. What rows may come to
+    need is shown in /stats and holds nobody up.
     """
 
     can = frozenset[str]()
 
     def __init__(
         self,
+        target: Target,
+        kv: KVPolicy,
+        depth: Depth,
+        drafter: Drafter,
+        draft_model: Target,
+        tier: list[Tier],
         *,
         max_rows: int = 8,
         max_queue: int = 64,
         max_tokens: int | None = None,
         context: int | None = None,
     ) -> None:
-        self.max_rows = _at_least("max_rows", max_rows, 1)
-        self.max_queue = _at_least("max_queue", max_queue, 0)
-        self.max_tokens = None if max_tokens is None else _at_least("max_tokens", max_tokens, 1)
-        self.context = None if context is None else _at_least("context", context, 2)
+        self.max_rows = at_least("max_rows", max_rows, 1)
+        self.max_queue = at_least("max_queue", max_queue, 0)
+        self.max_tokens = at_least("max_tokens", max_tokens, 1)
+        self.context = at_least("context", context, 2)
+        self.tiers = tier
+        self.estimate = Estimate(target, kv, depth, drafter, draft_model)
 
     def open(self) -> None: ...
 
@@ -47,8 +61,15 @@ class Advisory:
                 code="context_length_exceeded",
             )
 
+    def fits(self, sequence: Sequence, running: Seq[Sequence], kept: Seq[int] = ()) -> bool:
+        return True
 
-def _at_least(name: str, value: int, least: int) -> int:
-    if value < least:
-        raise ValueError(f"{name}: wants >= {least}, got {value}")
-    return value
+    def stats(self, running: Seq[Sequence], kept: Seq[int] = ()) -> Mapping[str, Any]:
+        counts = self.estimate.of([length(sequence) for sequence in running], kept)
+        held = sum(int(tier.stats().get("bytes", 0)) for tier in self.tiers if "shrink" in tier.can)
+        return {"estimate": {**counts, "tiers_bytes": held}, "enforced": {}}
+
+
+def length(sequence: Sequence) -> int:
+    """Tokens the sequence's row may come to hold."""
+    return len(sequence.prompt_ids) + sequence.max_new

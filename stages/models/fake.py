@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from pipeline.errors import OpenError
+from pipeline.errors import at_least
 from pipeline.identity import digest
 from pipeline.types import Device, LayerSpec, Sampling
 from stages.models.text.chat_template import ChatTemplate, template_source
@@ -31,6 +31,7 @@ class Fake:
     letters. With `layers>0` each layer keeps one number a token, the sum over all tokens weighted
     by their positions: a token lost, doubled, moved or taken from another row changes the answer.
     `eos_every=n` makes EOS the best token of every n-th state. `delay_ms` is slept each forward.
+    ValueError names a setting that is out of range.
     """
 
     can: frozenset[str] = frozenset()
@@ -48,6 +49,15 @@ class Fake:
         template: str | None = TEMPLATE,
         name: str = "fake",
     ):
+        for key, value, least in (
+            ("vocab_size", vocab_size, STATES),
+            ("context", context, 1),
+            ("layers", layers, 0),
+            ("seed", seed, 0),
+            ("eos_every", eos_every, 0),
+            ("delay_ms", delay_ms, 0),
+        ):
+            at_least(key, value, least)
         self.device, self.name, self.template = device, name, template
         self.vocab_size, self.context_len, self.layers = vocab_size, context, layers
         self.seed, self.eos_every, self.delay_ms = seed, eos_every, delay_ms
@@ -60,8 +70,6 @@ class Fake:
         self.notes: list[str] = []
 
     def open(self) -> None:
-        if self.vocab_size < STATES:
-            raise OpenError(f"vocab_size={self.vocab_size}: the fake model needs {STATES} or more.")
         self.tokenizer = ByteTokens(template_source(self.template) if self.template else None)
         self._scores: Any = mx.array(_scores(self.vocab_size, self.seed, self.eos_every))
         mx.eval(self._scores)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import OpenError, nearest
+from pipeline.errors import at_least, nearest
 from pipeline.identity import digest
 from pipeline.types import Device
 from stages.models.loading.families import COMMON, FAMILIES, Family
@@ -14,7 +14,8 @@ from stages.models.local import Local
 
 
 class Tiny(Local):
-    """Written once to a folder named by its settings, then loaded as any local model is."""
+    """Written once to a folder named by its settings, then loaded as any local model is. ValueError
+    names a setting that the family cannot have."""
 
     def __init__(
         self,
@@ -31,6 +32,14 @@ class Tiny(Local):
         name: str | None = None,
         cache_dir: str | None = None,
     ):
+        if family not in FAMILIES:
+            known = f"{nearest(family, FAMILIES)} Families: {', '.join(FAMILIES)}."
+            raise ValueError(f"family: no family named '{family}'. {known.strip()}")
+        if window is not None and not FAMILIES[family].window:
+            raise ValueError(f"window: family {family} has no sliding window. Leave it out.")
+        at_least("window", window, 1)
+        at_least("layers", layers, FAMILIES[family].min_layers)
+        at_least("seed", seed, 0)
         super().__init__(
             device,
             path=family,
@@ -54,24 +63,15 @@ class Tiny(Local):
         return place
 
     def _config(self) -> tuple[Family, dict[str, Any]]:
-        if (family := FAMILIES.get(self.family)) is None:
-            hint = nearest(self.family, FAMILIES)
-            raise OpenError(f"model.family={self.family} is not one of {sorted(FAMILIES)}. {hint}")
+        family = FAMILIES[self.family]
         config = {**COMMON, **family.config, "model_type": family.module}
         if self.layers is not None:
-            config["num_hidden_layers"] = self._at_least(self.layers, family.min_layers)
+            config["num_hidden_layers"] = self.layers
         if family.pattern:
             count = config["num_hidden_layers"]
             config[family.pattern] = (list(config[family.pattern]) * count)[:count]
         if self.window is not None:
-            if not family.window:
-                raise OpenError(f"model.window: family {self.family} has no sliding window.")
             config[family.window] = self.window
         if self.head_size is not None:
             config["head_dim"] = self.head_size
         return family, config
-
-    def _at_least(self, layers: int, least: int) -> int:
-        if layers < least:
-            raise OpenError(f"model.layers={layers}: family {self.family} needs {least} or more.")
-        return layers

@@ -37,6 +37,8 @@ def faults(sampling: Sampling) -> list[tuple[str, str]]:
         for token, bias in sampling.logit_bias or ()
         if token < 0 or not abs(bias) <= 1e6
     ]
+    if sampling.seed is not None and not 0 <= sampling.seed < 2**63:
+        wrong.append(("seed", f"{sampling.seed} is not in [0, 2**63 - 1]"))
     return wrong
 
 

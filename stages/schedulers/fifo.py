@@ -8,9 +8,17 @@ from pipeline.types import Sequence
 
 
 class Fifo:
-    """Starts requests in the order in which they arrived, which is the order of the queue."""
+    """Starts requests in the order in which they arrived, which is the order of the queue.
+
+    `step_tokens`: tokens of one step while rows decode; ValueError if there is no room in it.
+    """
 
     can = frozenset[str]()
+
+    def __init__(self, *, step_tokens: int | None = 256) -> None:
+        if step_tokens is not None and step_tokens < 1:
+            raise ValueError(f"step_tokens: wants >= 1 tokens, got {step_tokens}")
+        self.step_tokens = step_tokens
 
     def open(self) -> None: ...
 
@@ -18,3 +26,7 @@ class Fifo:
 
     def order(self, waiting: Seq[Sequence], active: Seq[Sequence]) -> list[Sequence]:
         return list(waiting)
+
+    def started(self, sequence: Sequence) -> None: ...
+
+    def finished(self, sequence: Sequence) -> None: ...

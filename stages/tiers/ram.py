@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from pipeline.errors import at_least
 from pipeline.types import State
 from stages.rows.state import check, cut_range
 from stages.tiers.radix import WORD, Insertion, Node, Tree, check_tree, pack, tree_name
@@ -59,12 +60,13 @@ class Ram:
     """
 
     name = "ram"
-    can = frozenset[str]()
+    can = frozenset({"shrink"})
 
     def __init__(self, *, max_gb: float = 4.0, entry_bytes: int = 2048) -> None:
         if not 0 < max_gb < float("inf"):
             raise ValueError(f"max_gb: wants a number > 0, got {max_gb}")
-        self.cap, self.entry_bytes = round(max_gb * 1e9), entry_bytes
+        self.most = self.cap = round(max_gb * 1e9)
+        self.entry_bytes = at_least("entry_bytes", entry_bytes, 0)
         self._trees: dict[tuple[str, bool], Tree] = {}
         self._order: OrderedDict[Node, Tree] = OrderedDict()
         self._leases: list[Lease] = []
@@ -115,6 +117,16 @@ class Ram:
             self._trees[tree.name] = tree
         return stored or self._drop()
 
+    def shrink(self, nbytes: int) -> None:
+        """Hold at most `nbytes` from now on, and never more than `max_gb`; what is borrowed stays."""
+        self.cap = max(0, min(self.most, nbytes))
+        for node in list(self._order):
+            if self._count.bytes <= self.cap:
+                break
+            if not (node.children or node.pins):
+                self._evict(node)
+        self._account()
+
     def idle_step(self) -> bool:
         return False
 
@@ -133,6 +145,8 @@ class Ram:
         self._leases.remove(lease)
         self._pin(lease.deepest, -1)
         self._account()
+        if self._count.bytes > self.cap:  # it was shrunk meanwhile
+            self.shrink(self.cap)
 
     def _of(self, namespace: str) -> list[Tree]:
         keys = ((namespace, False), (namespace, True))
@@ -246,7 +260,9 @@ class Ram:
         assert sums == (count.bytes, count.tokens, count.entries), (
             f"{sums} in trees, counted {count}"
         )
-        assert count.bytes <= self.cap, f"{count.bytes} bytes over the cap of {self.cap}"
+        assert count.bytes <= self.cap or self._leases, (
+            f"{count.bytes} bytes over the cap of {self.cap}"
+        )
         late = [n for n in nodes if n.parent in place and place[n.parent] < place[n]]
         assert not late, f"{len(late)} nodes more recent than what they stand on"
         pins = Counter(node for lease in self._leases for node in lease.deepest.chain())

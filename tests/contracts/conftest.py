@@ -1,5 +1,6 @@
 """Runs a protocol's suite over every option on disk: a module says `GROUP = "sampler"`, its tests
-take `option` (a class and its settings, made into a part by calling it)."""
+take `option` (a class and its settings, made into a part by calling it). Options that take parts
+are run with the module's `TOYS`, by parameter name, or left out where it has none for them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import yaml
 CONF = Path(__file__).parents[2] / "conf"
 
 
-def _options(group):
+def _options(group, toys):
     for path in sorted((CONF / group).glob("*.yaml")):
         settings = yaml.safe_load(path.read_text()) or {}
         if not isinstance(target := settings.pop("_target_", None), str):
@@ -21,12 +22,13 @@ def _options(group):
         module, name = target.rsplit(".", 1)
         part = getattr(importlib.import_module(module), name)
         parameters = inspect.signature(part).parameters.values()
-        if all(p.kind is p.KEYWORD_ONLY for p in parameters) and "defaults" not in settings:
-            yield path.stem, functools.partial(part, **settings)
+        given = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        if set(given) <= set(toys) and "defaults" not in settings:
+            yield path.stem, functools.partial(part, *(toys[name] for name in given), **settings)
 
 
 def pytest_generate_tests(metafunc):
     group = getattr(metafunc.module, "GROUP", None)
     if group and "option" in metafunc.fixturenames:
-        found = dict(_options(group))
+        found = dict(_options(group, getattr(metafunc.module, "TOYS", {})))
         metafunc.parametrize("option", found.values(), ids=found.keys())

@@ -7,10 +7,20 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.errors import RequestError
+from pipeline.types import LayerSpec, Request, Sequence
 
 GROUP = "limits"
-TARGET = SimpleNamespace(context_len=100, specs=(), weight_bytes=0, name="toy")
+TARGET = SimpleNamespace(context_len=100, specs=(LayerSpec("full"),), weight_bytes=0, name="toy")
 KV = SimpleNamespace(bytes_per_token=lambda target: 4.0)
+TOYS = {
+    "target": TARGET,
+    "kv": KV,
+    "depth": SimpleNamespace(max=4),
+    "drafter": SimpleNamespace(),
+    "draft_model": TARGET,
+    "tier": [],
+    "device": SimpleNamespace(limit_memory=lambda nbytes: {"memory_limit_bytes": nbytes}),
+}
 
 
 @pytest.fixture
@@ -36,3 +46,12 @@ def test_a_prompt_over_the_context_is_refused_with_both_numbers(limits):
     with pytest.raises(RequestError, match=r"1000.*100") as refusal:
         limits.admit(1000, 1, TARGET, KV, "prompt")
     assert (refusal.value.param, refusal.value.code) == ("prompt", "context_length_exceeded")
+
+
+def test_what_is_admitted_may_start_when_nothing_runs_and_is_shown(limits):
+    row = Sequence(Request("one"), print, prompt_ids=[1] * 10, max_new=20)
+    assert limits.fits(row, [])
+    stats = limits.stats([row], [5])
+    assert set(stats) == {"estimate", "enforced"}
+    assert stats["estimate"]["rows_bytes"] > 0
+    assert stats["estimate"]["parked_bytes"] > 0

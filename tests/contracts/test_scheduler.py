@@ -29,6 +29,10 @@ def test_an_order_is_a_permutation_of_those_who_wait(option):
     scheduler.close()
 
 
+def test_a_step_has_room_for_a_token(option):
+    assert option().step_tokens is None or option().step_tokens >= 1
+
+
 def test_nobody_waits_for_ever(option):
     scheduler = option()
     scheduler.open()
@@ -39,6 +43,8 @@ def test_nobody_waits_for_ever(option):
         if first is patient:
             break
         queue.remove(first)
+        scheduler.started(first)
+        scheduler.finished(first)
         queue += waiting(1)
     assert first is patient
     scheduler.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from pipeline.errors import OpenError
+from pipeline.errors import OpenError, at_least
 from pipeline.types import Device, LayerSpec, Sampling, Tokenizer
 from stages.models.loading.cpu_math import quicken
 from stages.models.loading.fingerprint import user_folder
@@ -50,7 +50,7 @@ class MLXTarget:
     weight_bytes: int
 
     def __init__(self, device: Device, *, context: int | None, cache_dir: str | None):
-        self.device, self.context = device, context
+        self.device, self.context = device, at_least("context", context, 1)
         self.memory = user_folder(cache_dir)
         self.calls = 0
         self.notes: list[str] = []

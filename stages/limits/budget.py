@@ -1,0 +1,128 @@
+"""Limits that keep what runs within a number of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from pipeline.errors import OpenError, RequestError
+from pipeline.types import Depth, Device, Drafter, KVPolicy, Sequence, Target, Tier
+from stages.limits.advisory import Advisory, length
+
+GB = 1e9
+
+
+class Budget(Advisory):
+    """`Advisory`, and: everything that MLX holds must fit into `memory_gb` (10^9 bytes).
+
+    That is weights, rows as long as they may become, saved states in memory, and `work_gb` for what a
+    pass computes with. A request waits until its row fits beside those that run; saved states go
+    first, then rows of lower priority are parked. One that would not fit alone is refused with the
+    arithmetic; an answer's ceiling is clamped to what fits, like to the context. The same number is
+    MLX's own memory limit while this is open.
+    ValueError for settings out of range; OpenError where the model leaves no room for a row.
+    """
+
+    can = frozenset({"park"})
+
+    def __init__(
+        self,
+        target: Target,
+        kv: KVPolicy,
+        depth: Depth,
+        drafter: Drafter,
+        draft_model: Target,
+        tier: list[Tier],
+        device: Device,
+        *,
+        memory_gb: float,
+        work_gb: float = 0.25,
+        max_rows: int = 8,
+        max_queue: int = 64,
+        max_tokens: int | None = None,
+        context: int | None = None,
+    ) -> None:
+        super().__init__(
+            target,
+            kv,
+            depth,
+            drafter,
+            draft_model,
+            tier,
+            max_rows=max_rows,
+            max_queue=max_queue,
+            max_tokens=max_tokens,
+            context=context,
+        )
+        if not 0 < memory_gb < float("inf"):
+            raise ValueError(f"memory_gb: wants a number > 0, got {memory_gb}")
+        if not 0 <= work_gb < memory_gb:
+            raise ValueError(f"work_gb: wants 0 to less than memory_gb={memory_gb}, got {work_gb}")
+        self.target, self.device = target, device
+        self.total, self.work = round(memory_gb * GB), round(work_gb * GB)
+        self.enforced: Mapping[str, int] = {}
+        self._asked_context = context
+
+    def open(self) -> None:
+        """Called when the models are open: from here on their weights are known."""
+        fitting = self._longest(self.target.context_len)
+        if fitting < 2:
+            raise OpenError(f"limits.memory_gb: no row of 2 tokens fits: {self._arithmetic(2)}")
+        self.context = min(fitting, self._asked_context or fitting)
+        self.enforced = self.device.limit_memory(self.total)
+
+    def close(self) -> None:
+        if self.enforced:
+            self.device.limit_memory(None)
+        self.enforced, self.context = {}, self._asked_context
+
+    @property
+    def free(self) -> int:
+        """Bytes for rows and saved states."""
+        return self.total - self.work - self.estimate.weights
+
+    def admit(
+        self, prompt_len: int, max_new: int, target: Target, kv: KVPolicy, param: str
+    ) -> None:
+        """RequestError also if the prompt and one token of an answer would not fit alone."""
+        if prompt_len < target.context_len and self.estimate.row(prompt_len + 1) > self.free:
+            raise RequestError(
+                f"the prompt has {prompt_len} tokens and can never fit: "
+                f"{self._arithmetic(prompt_len + 1)}",
+                param=param,
+                code="memory_budget_exceeded",
+            )
+        super().admit(prompt_len, max_new, target, kv, param)
+
+    def fits(self, sequence: Sequence, running: Seq[Sequence], kept: Seq[int] = ()) -> bool:
+        need = self.estimate.rows([length(s) for s in [*running, sequence]])
+        need += self.estimate.parked(kept)
+        if need > self.free and running:
+            return False
+        for tier in self.tiers:
+            if "shrink" in tier.can:
+                tier.shrink(self.free - need)
+        return True
+
+    def stats(self, running: Seq[Sequence], kept: Seq[int] = ()) -> Mapping[str, Any]:
+        found = super().stats(running, kept)
+        estimate = {**found["estimate"], "work_bytes": self.work, "budget_bytes": self.total}
+        return {"estimate": estimate, "enforced": dict(self.enforced)}
+
+    def _longest(self, most: int) -> int:
+        """Most tokens of a row that fits alone, up to `most`; 0 if none does."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            fitting = self.estimate.row(middle) <= self.free
+            low, high = (middle, high) if fitting else (low, middle - 1)
+        return low
+
+    def _arithmetic(self, tokens: int) -> str:
+        row, weights = self.estimate.row(tokens), self.estimate.weights
+        needed = row + weights + self.work
+        return (
+            f"weights {weights:,} + work {self.work:,} + a row of {tokens} tokens {row:,} "
+            f"= {needed:,} bytes, budget {self.total:,}"
+        )
