@@ -136,7 +136,9 @@ class Device:
         available = {"cpu": True, "metal": mx.metal.is_available(), "cuda": mx.cuda.is_available()}
         if not available[kind]:
             extra = " Install it with `pip install 'headrace[cuda]'`." if kind == "cuda" else ""
-            raise OpenError(f"device {kind} is not available to mlx {_version('mlx')} here.{extra} Or try: device=cpu")
+            raise OpenError(
+                f"device {kind} is not available to mlx {_version('mlx')} here.{extra} Or try: device=cpu"
+            )
         device = mx.Device(mx.cpu if kind == "cpu" else mx.gpu, 0)
         if asked_before and mx.default_device() != device:
             self._warn(f"mlx was using {mx.default_device()}; it uses {device} from now on")
