@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from pipeline.types import Batch, Sequence, Target, Tier
+from stages.rows.state import cuttable_later
 
 
 class CheckpointCapture:
@@ -41,15 +42,11 @@ class CheckpointCapture:
             return 0
         if sequence.finish_reason is not None:
             return processed
-        if not self._cuttable():
+        if not cuttable_later(self.target.specs):
             return sequence.boundary if processed == sequence.boundary else 0
         # the end of the row will be published and can be cut: only much that is new is worth a copy now
         much = sequence.boundary - sequence.cached_len >= self.min_tokens
         return sequence.boundary if much and processed >= sequence.boundary else 0
-
-    def _cuttable(self) -> bool:
-        """Whether a state can be published after the row has gone on beyond it."""
-        return all(spec.kind == "full" for spec in self.target.specs)
 
     def _try(self, batch: Batch, row: int, sequence: Sequence, length: int) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from pipeline.types import Batch, Drafter, Sequence, State, Target, Tier
+from stages.rows.state import cuttable_later
 from stages.scores import Scores, WindowScores
 
 
@@ -56,7 +57,7 @@ class ChunkedPrefill:
         done = len(sequence.processed_ids)
         asked = sequence.request.prefill_chunk
         chunk = asked or self.target.prefill_chunk(len(sequence.prompt_ids)) or self.chunk
-        cuttable = all(spec.kind == "full" for spec in self.target.specs)
+        cuttable = cuttable_later(self.target.specs)
         snapshot = 0 if cuttable or not self.tiers else sequence.boundary - done
         return min(chunk, len(goal) - done, snapshot if snapshot > 0 else chunk)
 
