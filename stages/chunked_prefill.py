@@ -18,8 +18,9 @@ class ChunkedPrefill:
     rebuilt here too. The last token stays pending and heads the first round. For a drafter with
     `prefill = "full"`, and where a saved state leaves less than a chunk to do (one pass is then the
     whole way to the first token), a fresh prompt is processed whole and token 0 is drawn from the
-    last position's scores. The rows of a batch share the chunk, and while other rows decode no more of it than the batch's `allowance`.
-    Where layers cannot be cut later, a chunk ends at the boundary that is to be published.
+    last position's scores. The rows of a batch share the chunk, and while other rows decode no more
+    of it than the batch's `allowance`. Where layers cannot be cut later, a chunk ends at the
+    boundary that is to be published.
     """
 
     reads = frozenset(
@@ -57,7 +58,7 @@ class ChunkedPrefill:
         if sequence.output_ids:
             return False
         left = len(sequence.prompt_ids) - len(sequence.processed_ids)
-        short = 0 < sequence.cached_len and left <= self._chunk(sequence)
+        short = sequence.cached_len > 0 and left <= self._chunk(sequence)
         return self.drafter.prefill == "full" or short
 
     def _chunk(self, sequence: Sequence) -> int:
