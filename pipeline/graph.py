@@ -224,8 +224,9 @@ class Graph:
             yield Problem("model", "somebody has to answer.", "Choose one: headrace list model")
 
     def _no_end(self) -> Iterator[Problem]:
-        ends = any("finish_reason" in node.writes for node in self._in("decode"))
-        if "finish_reason" in self.fields and not ends:
+        nodes = self._in("decode")
+        ends = any("finish_reason" in node.writes for node in nodes)
+        if "finish_reason" in self.fields and nodes and not ends:
             what = "no stage writes 'finish_reason', so no request would ever end."
             yield Problem("flow.decode", what, "Put detokenize after accept in flow.decode.")
 
