@@ -93,7 +93,7 @@ check(112, 112, 3, 4, 0)
 # values), and odd ones; 2048 takes several blocks of k and of columns.
 BITS = """
 assert lib.headrace_blas_use(b"{kernels}") == 0
-SHAPES = ((112, 576, 576), (112, 576, 193), (112, 1536, 577), (112, 2049, 645), (112, 64, 1025), (112, 33, 401),
+SHAPES = ((112, 576, 576), (112, 576, 193), (112, 1536, 577), (112, 2049, 131), (112, 64, 1025), (112, 33, 401),
           (112, 5, 3), (112, 1, 130), (111, 512, 64), (111, 301, 65), (111, 77, 200), (111, 65, 601), (111, 9, 1))
 for tb, k, n in SHAPES:
     a, b = matrix(512, k, 3), matrix(n, k, 1) if tb == 112 else matrix(k, n, 5)
@@ -101,7 +101,9 @@ for tb, k, n in SHAPES:
     started = matrix(512, n, 2)
     for alpha, beta in ((1, 0), (0.5, 2.0)):
         whole = started.copy()
+        lib.headrace_blas_threads(2)
         gemm(111, tb, 512, n, k, alpha, a, b, beta, whole)
+        lib.headrace_blas_threads(1)
         exact = a[:, :k].astype(np.float64) @ (b[:, :k].T if tb == 112 else b[:, :n])
         assert np.abs(whole[:, :n] - alpha * exact - beta * started[:, :n]).max() < 1e-5 * (4 + k)
         for m in (1, 7, 40, 41, 64, 130):
@@ -126,9 +128,8 @@ def kernel_sets() -> list[str]:
 @linux
 @needs_extension
 @pytest.mark.parametrize("kernels", kernel_sets())
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_row_is_the_same_to_the_last_bit_alone_and_with_others(kernels, threads):
-    gemm_run(BITS.replace("{kernels}", kernels), threads)
+def test_a_row_is_the_same_to_the_last_bit_alone_and_with_others(kernels):
+    gemm_run(BITS.replace("{kernels}", kernels))
 
 
 @linux
