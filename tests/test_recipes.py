@@ -15,6 +15,8 @@ CATALOG = Catalog(package_folder("conf"))
 RECIPES = [path for paths in recipes().values() for path in paths]
 # What a recipe leaves to whoever starts it.
 OWN = {"gguf": ["model.path=some.gguf"], "local": ["model.path=some_folder"]}
+# What fits one model alone: the map of its layers.
+OF_ITS_MODEL = {"per_layer": ["kv=native"]}
 # Options for other machines, and spellings of what `auto` chooses.
 ELSEWHERE = {"device": {"metal", "cuda"}}
 
@@ -32,7 +34,8 @@ def test_composes_checks_and_is_drawn(path):
 
 @each_recipe
 def test_answers_on_the_fake_model(path):
-    with pipeline.load(str(path), "model=fake", "debug=none", "telemetry=quiet") as engine:
+    other = OF_ITS_MODEL.get(path.stem, [])
+    with pipeline.load(str(path), "model=fake", "debug=none", "telemetry=quiet", *other) as engine:
         decodes = "decode" in engine.pipeline.phases
         answer = engine.generate("hello", max_tokens=10, prompt_logprobs=None if decodes else 1)
     assert len(answer["token_ids"]) == (10 if decodes else 0)

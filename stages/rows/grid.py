@@ -29,9 +29,6 @@ class Grid:
     def spell_out(self, packed: Packed) -> mx.array:
         return mx.dequantize(packed[0], packed[1], packed[2], self.group, self.bits)
 
-    def vector_bytes(self, size: int, item_bytes: int) -> float:
-        return size * self.bits / 8 + size / self.group * 2 * item_bytes
-
     def dots(self, q_BHRD: mx.array, packed: Packed) -> mx.array:
         words, scales, biases = packed
         if q_BHRD.dtype != mx.float32:

@@ -40,9 +40,6 @@ class Levels:
         spelled = codes * lengths.swapaxes(-1, -2)[..., None].astype(mx.float32)
         return spelled.swapaxes(2, 3).flatten(-2).astype(lengths.dtype)
 
-    def vector_bytes(self, size: int, item_bytes: int) -> float:
-        return size * self.bits / 8 + size / self.group * item_bytes
-
     def dots(self, q_BHRD: mx.array, packed: Packed) -> mx.array:
         scales = packed[1].astype(mx.float32)
         return dots(q_BHRD.astype(mx.float32), self._codes(packed[0]), scales).astype(q_BHRD.dtype)

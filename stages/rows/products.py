@@ -40,9 +40,6 @@ class Codec(Protocol):
     def mix(self, p_BHRT: mx.array, packed: Packed) -> mx.array:
         """Σ p x over the keys, (B, H, R, D)."""
 
-    def vector_bytes(self, size: int, item_bytes: int) -> float:
-        """Bytes of one stored vector of `size` numbers; a scale takes `item_bytes`."""
-
 
 def dots(
     q_BHRD: mx.array, codes: Sequence[mx.array], scales: mx.array, biases: mx.array | None = None

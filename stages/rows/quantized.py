@@ -1,7 +1,7 @@
-"""Rows of one attention layer, full or sliding, whose keys and values are stored as affine codes.
+"""Rows of one attention layer, full or sliding, whose keys and values are stored as codes.
 
 A token is coded when it arrives and never again: rollback moves lengths, and slicing, joining and
-saving move codes. Attention works on the codes (`Grid`), except in wide chunks.
+saving move codes. Attention works on the codes (`Codec`), except in wide chunks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from pipeline.types import LayerSpec
 from stages.rows.attention import AttentionLayout, Buffers
-from stages.rows.grid import NARROW, Grid, Packed
+from stages.rows.products import NARROW, Codec, Packed
 
 
 class Fetched(tuple[mx.array, ...]):
@@ -29,17 +29,20 @@ class Fetched(tuple[mx.array, ...]):
 class QuantizedLayout(AttentionLayout):
     """`AttentionLayout` over codes. The target must ask `attend` (see `Target.can`)."""
 
-    names = ("keys.q", "keys.s", "keys.b", "values.q", "values.s", "values.b")
-
-    def __init__(self, spec: LayerSpec, max_width: int, keys: Grid, values: Grid):
+    def __init__(self, spec: LayerSpec, max_width: int, keys: Codec, values: Codec):
         super().__init__(spec, max_width)
         self.keys, self.values = keys, values
+        self.names = (
+            *(f"keys.{name}" for name in keys.names),
+            *(f"values.{name}" for name in values.names),
+        )
 
     def encode(self, keys: mx.array, values: mx.array) -> Buffers:
         return (*self.keys.pack(keys), *self.values.pack(values))
 
     def fetched(self, stored: Buffers) -> tuple[Fetched, Packed]:
-        return Fetched(stored[:3], self.attend), stored[3:]
+        count = len(self.keys.names)
+        return Fetched(stored[:count], self.attend), stored[count:]
 
     def attend(
         self,

@@ -96,9 +96,6 @@ class Turned:
     def spell_out(self, packed: Packed) -> mx.array:
         return self._apply(self.inner.spell_out(packed), self.turn.T)
 
-    def vector_bytes(self, size: int, item_bytes: int) -> float:
-        return self.inner.vector_bytes(size, item_bytes)
-
     def dots(self, q_BHRD: mx.array, packed: Packed) -> mx.array:
         return self.inner.dots(self._apply(q_BHRD, self.turn), packed)
 

@@ -24,15 +24,22 @@ LENGTH = 60
 PLAIN = ("flow=plain", "drafter=none", "tier=none")
 
 
-@pytest.fixture(scope="module", params=POLICIES)
-def kv(request):
-    return request.param
+SETTINGS = [("gemma3", kv) for kv in POLICIES]  # windows and full layers
+SETTINGS += [("llama", "kv8"), ("falcon_h1", "kv4"), ("gemma4", "turboquant")]
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3"])
-def setting(request, kv):
-    """A model of heads that can be coded, under this policy."""
-    return f"model.family={request.param}", "model.head_size=64", f"kv={kv}"
+@pytest.fixture(scope="module", params=SETTINGS, ids="-".join)
+def setting(request, tmp_path_factory):
+    """A model of heads that can be coded, under a policy."""
+    family, kv = request.param
+    chosen = [f"model.family={family}", "model.head_size=64", f"kv={kv}"]
+    if kv == "per_layer":
+        place = tmp_path_factory.mktemp("map") / "kv_config.json"
+        place.write_text(
+            '[{"layer_idx": 1, "k_bits": 8, "v_bits": 3}, {"layer_idx": 2, "bits": 4}]'
+        )
+        chosen.append(f"kv.map={place}")
+    return tuple(chosen)
 
 
 def answer(engine, prompt, length=LENGTH, **wanted):
@@ -49,8 +56,9 @@ def plain(setting):
         }
 
 
-@pytest.mark.parametrize("depth", [1, 8])
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    ("drafter", "depth"), [*((name, 8) for name in DRAFTERS), ("often wrong", 1)]
+)
 def test_speculative_equals_plain(setting, plain, drafter, depth):
     overrides = (*DRAFTERS[drafter], f"depth.max={depth}", "tier=none")
     with serving(*setting, "flow=speculative", *overrides) as engine:
@@ -125,12 +133,14 @@ def test_warm_equals_cold_but_for_roundings_of_wide_chunks(setting):
 
 def test_a_policy_does_something(setting, plain):
     """Else the above would be about native rows."""
-    with serving(*setting[:2], *PLAIN) as engine:
+    model = [text for text in setting if not text.startswith("kv")]
+    with serving(*model, *PLAIN) as engine:
         native = [answer(engine, prompt)["token_ids"] for prompt in PROMPTS]
     assert native != plain["greedy"]
 
 
 @pytest.mark.real
+@pytest.mark.parametrize("kv", POLICIES)
 def test_a_real_model_talks_and_drafting_changes_nothing(kv):
     prompt = [{"role": "user", "content": "Name three rivers, then name the same three again."}]
     with serving("model=smollm2", f"kv={kv}", *PLAIN) as engine:
