@@ -39,13 +39,15 @@ def run(args: Namespace) -> int:
 
 def _opened(args: Namespace) -> int:
     """Only now are weights read."""
-    from pipeline import load
+    from pipeline.build import pipeline_to_run
+    from pipeline.engine import Engine
 
-    with load(args.recipe, *args.overrides, allow=args.allow_code) as engine:
-        built, stats = engine.pipeline, engine.stats()
-        print(f"# {args.recipe}: {describe_choices(built.choices)}")
-        print(describe_coverage(stats["kv"]))
-        print(yaml.safe_dump({"memory": stats["memory"]}, sort_keys=False), end="")
+    built = pipeline_to_run(args.recipe, args.overrides, args.allow_code)
+    with Engine(built) as engine:
+        stats = engine.stats()
+    print(f"# {args.recipe}: {describe_choices(built.choices)}")
+    print(describe_coverage(stats["kv"]))
+    print(yaml.safe_dump({"memory": stats["memory"]}, sort_keys=False), end="")
     return 0
 
 

@@ -23,6 +23,7 @@ KINDS: Mapping[str, str] = {  # kind of layer -> the tiny family that has it
     "full attention": "llama",
     "sliding window": "gemma3",
     "sliding window with learned sinks": "gpt_oss",
+    "chunked attention": "llama4",
     "keys and values shared between layers": "gemma4",
     "latent (MLA)": "deepseek_v3",
     "recurrent, gated delta": "qwen3_next",
