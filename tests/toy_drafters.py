@@ -16,7 +16,7 @@ class Oracle:
     taken in.
     """
 
-    can = frozenset({"refill"})
+    can = frozenset({"refill", "external"})
     taps: tuple[int, ...] = ()
 
     def __init__(
