@@ -109,6 +109,8 @@ class Common(_Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    priority: Annotated[int, Field(ge=-8, le=8)] | None = None  # higher is sooner
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     # ours
     ignore_eos: bool | None = None
     session_id: str | None = None
