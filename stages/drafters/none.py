@@ -22,7 +22,7 @@ class _NoRow:
 class NoDrafter:
     """Proposes nothing and keeps nothing, so that no loop asks whether there is a drafter."""
 
-    can = frozenset({"refill"})
+    can = frozenset({"refill", "external"})
     prefill = "tail"
     namespace = "none"
     taps: tuple[int, ...] = ()
