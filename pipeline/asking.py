@@ -98,8 +98,9 @@ TEXT = (_exactly(str), "a text")
 TRUTH = (_exactly(bool), "True or False")
 CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     **dict.fromkeys(
-        ("max_tokens", "logprobs", "prefill_chunk", "priority", "top_k", "seed"), WHOLE
+        ("max_tokens", "logprobs", "prompt_logprobs", "prefill_chunk", "priority"), WHOLE
     ),
+    **dict.fromkeys(("top_k", "seed"), WHOLE),
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), NUMBER),
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), NUMBER),
     **dict.fromkeys(("id", "client", "session_id"), TEXT),

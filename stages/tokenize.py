@@ -86,7 +86,7 @@ class Tokenize:
 
     def _check_numbers(self, request: Request) -> None:
         """What HTTP refuses before it gets here, and Python callers may get wrong."""
-        least = {"max_tokens": 0, "prefill_chunk": 1, "logprobs": 0}
+        least = {"max_tokens": 0, "prefill_chunk": 1, "logprobs": 0, "prompt_logprobs": 0}
         for name, low in least.items():
             value = getattr(request, name)
             if value is not None and (type(value) is not int or value < low):

@@ -118,6 +118,8 @@ class Common(_Body):
     guided_grammar: str | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
+    priority: Annotated[int, Field(ge=-8, le=8)] | None = None  # higher is sooner
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     # ours
     ignore_eos: bool | None = None
     session_id: str | None = None

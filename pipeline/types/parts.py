@@ -206,6 +206,9 @@ class KVPolicy(Part, Protocol):
         OpenError where the model has a layer kind this policy cannot store, naming the layers."""
 
     def bytes_per_token(self, target: Target) -> float: ...
+    def coverage(self, target: Target) -> Mapping[str, Any]:
+        """What this policy does to an opened model: `layers` that keep state, `covered` of them,
+        `kept` as the model computes them (reason -> how many), and `bytes_per_token`."""
 
 
 class DraftRows(Protocol):

@@ -56,11 +56,12 @@ class Request:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None  # None: off; n: the chosen token and the n best
     grammar: Grammar | None = None
+    prompt_logprobs: int | None = None  # None: off; n: every prompt token and the n best
     ignore_eos: bool = False  # go on after EOS (benchmarks)
     prefill_chunk: int | None = None  # tokens
     template_args: Mapping[str, Any] = field(default_factory=dict)
     client: str = ""  # fairness key; never part of a namespace
-    priority: int = 0
+    priority: int = 0  # higher is sooner
     session_id: str | None = None  # affinity only; never part of a namespace
 
 
@@ -72,6 +73,27 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A prompt token's position under a stored reference of the same model and text."""
+
+    kl: float  # nats: how far the reference's distribution is from this one
+    logprob: float  # of the prompt's token, by the reference
+    agrees: bool  # both hold the same token for the best
+
+
+@dataclass(frozen=True)
+class PromptLogprob:
+    """One prompt token's log-probability given those before it, by the model's own scores: no penalty,
+    bias, temperature or filter. `rank` 1 is the best; `top` as in `TokenLogprob`."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+    against: Comparison | None = None  # where the flow compares
 
 
 @dataclass(frozen=True)
@@ -120,6 +142,8 @@ class Done:
     seed: int
     timings: Mapping[str, float]  # seconds by stage, and `ttft`, `queue`, `total`
     speculation: Speculation
+    # where they were asked for: one entry a prompt token, None for the first, which follows nothing
+    prompt_logprobs: tuple[PromptLogprob | None, ...] = ()
 
 
 @dataclass(frozen=True)
