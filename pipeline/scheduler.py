@@ -137,10 +137,12 @@ class Turns:
                 self._conclude(sequence)
 
     def rehearse(self) -> None:
-        """Make rows once and free them, so that what the parts cannot store is known at open."""
-        batch = self._new_batch([])
-        batch.rows.close()
-        batch.draft_rows.close()
+        """Make rows once and free them, so that what the parts cannot store is known at open, and what
+        a drafter cannot work with, which later would only cost speculation."""
+        parts = self.pipeline.parts
+        width = parts["depth"].max + 1
+        for part in (parts["kv"], parts["drafter"]):
+            part.rows(parts["model"], width).close()
 
     def _new_batch(self, sequences: list[Sequence]) -> Batch:
         parts = self.pipeline.parts

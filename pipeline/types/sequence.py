@@ -140,10 +140,13 @@ class Batch:
 class LayerSpec:
     """What decides how a layer's rows are stored, cut and joined."""
 
-    kind: str  # full | sliding | latent | recurrent
-    window: int = 0  # tokens; sliding only: a query sees itself and window - 1 before it
+    kind: str  # full | sliding | chunked | sinks | latent | recurrent
+    window: int = (
+        0  # sliding, sinks: a query sees itself and window - 1 before it; chunked: its size
+    )
     signature: str = ""  # heads, sizes, dtype: two states join only if equal
     group: int = -1  # composite: specs of one model layer that keeps several states share a number
+    keep: int = 0  # sinks only: first tokens that every query sees, beside its window
 
 
 @dataclass(frozen=True)
