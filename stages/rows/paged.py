@@ -135,7 +135,9 @@ class PagedLayout:
         """Put arrays (H, tokens, size) of a state from elsewhere into blocks of a table that is being built."""
         for name, key in self._keys().items():
             array = words(arrays[name])[None]
-            self.book.pool.plane(key, array)[:][blocks, :, slots] = np.asarray(array)[0].swapaxes(0, 1)
+            self.book.pool.plane(key, array)[:][blocks, :, slots] = np.asarray(array)[0].swapaxes(
+                0, 1
+            )
 
     def arrays(self) -> list[mx.array]:
         """What is computed and not in blocks yet."""
@@ -198,10 +200,10 @@ class PagedRows(LayeredRows):
 
     def nbytes(self) -> int:
         """Blocks that several rows share count once."""
-        others = [a for one in self.layouts if not isinstance(one, PagedLayout) for a in one.arrays()]
-        blocks = sum(
-            len(one.book.distinct()) * one.book.pool.block_bytes for one in self._leaders
-        )
+        others = [
+            a for one in self.layouts if not isinstance(one, PagedLayout) for a in one.arrays()
+        ]
+        blocks = sum(len(one.book.distinct()) * one.book.pool.block_bytes for one in self._leaders)
         return blocks + sum(array.nbytes for array in others)
 
     def close(self) -> None:

@@ -180,8 +180,9 @@ def compact(piece: LayerSlice | None, start: int, stop: int) -> LayerSlice | Non
 
 
 def owned(array: Any) -> Any:
-    """A lazy copy (heads, tokens, dim) that shares no buffer; of blocks, references. `mx.contiguous` shares where a slice of
-    one head leaves out less than 16 KiB, which pins a batch and makes its next write a copy."""
+    """A lazy copy (heads, tokens, dim) that shares no buffer; of blocks, references of its own.
+    `mx.contiguous` shares where a slice of one head leaves out less than 16 KiB, which pins a batch
+    and makes its next write a copy."""
     if isinstance(array, Pages):
         return array.owned()
     return mx.concatenate([array, array[:, :0]], axis=TOKENS)

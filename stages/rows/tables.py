@@ -41,7 +41,8 @@ class Table(Holder):
     def write(self, position: int, count: int) -> tuple[Ints, Ints]:
         """Blocks and slots for `count` tokens from `position`, the row's end: written by this row
         alone. A shared block goes on being shared by the first who writes behind what is in it."""
-        blocks, slots = [], []
+        blocks: list[int] = []
+        slots: list[int] = []
         while count:
             index, slot = divmod(position, self.pool.tokens)
             fitting = min(count, self.pool.tokens - slot)
@@ -208,7 +209,9 @@ class Book:
         for table, length in zip(self.tables, lengths, strict=True):
             end = table.origin + len(table.blocks) * self.pool.tokens
             assert end - self.pool.tokens < max(length, 1) <= max(end, 1), (end, length)
-            assert table.start <= max(0, length - self.window + 1) if self.window else not table.start
+            assert (
+                table.start <= max(0, length - self.window + 1) if self.window else not table.start
+            )
             self._check_filled(table, length)
         self.pool.check()
 
