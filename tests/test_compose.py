@@ -170,7 +170,7 @@ def test_values_under_values_and_removals():
 
 
 def test_recipes_say_what_is_wrong_with_them(write):
-    text = "defaults:\n  - base\n  - override kv: kv8\n  - override kvv: x\n  - drafter: ngram\n  - other\n"
+    text = "defaults:\n  - base\n  - override kv: kv9\n  - override kvv: x\n  - drafter: ngram\n  - other\n"
     assert [p.split(":")[0] for p in said(recipe=write(text))] == [
         write(text) + " defaults", "kv", "kvv", write(text) + " defaults",
     ]  # fmt: skip
