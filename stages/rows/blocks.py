@@ -33,9 +33,8 @@ def words(array: mx.array) -> mx.array:
 class Plane:
     """One array of one layer in all blocks. `cells` is the memory of `array`, as numpy sees it."""
 
-    def __init__(self, like_BHWS: mx.array, tokens: int):
-        self.dtype = like_BHWS.dtype
-        self.shape = (like_BHWS.shape[1], tokens, like_BHWS.shape[3])
+    def __init__(self, heads: int, tokens: int, size: int, dtype: mx.Dtype):
+        self.dtype, self.shape = dtype, (heads, tokens, size)
         self.array: mx.array
         self.cells: np.ndarray[Any, Any] | None = None
 
@@ -113,10 +112,10 @@ class Pool:
         self._free = [block for block in [*self._free, *fresh] if block < blocks]
         heapq.heapify(self._free)
 
-    def plane(self, key: Key, like_BHWS: mx.array) -> Plane:
-        """The plane to write arrays like this one to."""
+    def plane(self, key: Key, array_BHWS: mx.array, dtype: mx.Dtype) -> Plane:
+        """The plane for the words of such an array."""
         if key not in self.planes:
-            plane = Plane(like_BHWS, self.tokens)
+            plane = Plane(array_BHWS.shape[1], self.tokens, array_BHWS.shape[3], dtype)
             plane.resize(len(self.refs))
             self.planes[key] = plane
         return self.planes[key]

@@ -37,6 +37,7 @@ class PagedLayout:
         self.index, self.coder, self.book, self.leads = index, coder, book, leads
         self._frame = Frame((), 0)
         self._new: list[tuple[mx.array, ...]] = []  # inputs of each open round, as they are stored
+        self._types: list[mx.Dtype] = []  # of these, before they were made words
         self._launched = 0  # rounds
 
     # --- what the model calls
@@ -63,6 +64,7 @@ class PagedLayout:
         plan = self.book.open[-1]
         encoded = self.coder.encode(keys, values)
         self._new[-1] = tuple(map(words, encoded))
+        self._types = [array.dtype for array in encoded]
         if plan.empty:
             return self.coder.fetched(encoded)
         stored = [
@@ -107,9 +109,9 @@ class PagedLayout:
         self._launched -= 1
         if not len(placed.rows):
             return
-        for name, array in zip(self.coder.names, new, strict=True):
+        for name, array, dtype in zip(self.coder.names, new, self._types, strict=True):
             inputs = np.asarray(array).swapaxes(1, 2)[placed.rows, placed.columns]
-            plane = self.book.pool.plane((self.index, name), array)
+            plane = self.book.pool.plane((self.index, name), array, dtype)
             plane[:][placed.blocks, :, placed.slots] = inputs
 
     # --- membership
@@ -135,9 +137,8 @@ class PagedLayout:
         """Put arrays (H, tokens, size) of a state from elsewhere into blocks of a table that is being built."""
         for name, key in self._keys().items():
             array = words(arrays[name])[None]
-            self.book.pool.plane(key, array)[:][blocks, :, slots] = np.asarray(array)[0].swapaxes(
-                0, 1
-            )
+            plane = self.book.pool.plane(key, array, arrays[name].dtype)
+            plane[:][blocks, :, slots] = np.asarray(array)[0].swapaxes(0, 1)
 
     def arrays(self) -> list[mx.array]:
         """What is computed and not in blocks yet."""

@@ -146,6 +146,12 @@ class Plan:
         return self._indices[heads]
 
 
+def _end(frame: Frame, origins: tuple[int, ...]) -> int:
+    """Slots that a forward's inputs reach to."""
+    lengths = zip(frame.lengths, origins, strict=True)
+    return max((n - origin for n, origin in lengths), default=0) + frame.width
+
+
 class Book:
     """All rows' tables, and the rounds open on them."""
 
@@ -162,9 +168,9 @@ class Book:
         self.pool.reserve(sum(2 + width // tokens for width in frame.widths if width))
         earlier = self.open[-1] if self.open else None
         origins = tuple(table.origin for table in self.tables)
-        ends = [frame.width + n - o for n, o in zip(frame.lengths, origins, strict=True)]
-        stop = max(ends, default=0)
-        blocks = np.full((len(self.tables), -(-stop // tokens)), BLANK, np.int64)
+        stop = _end(frame, origins)
+        room = max(stop, _end(earlier.frame, origins) if earlier else 0)  # its padding included
+        blocks = np.full((len(self.tables), -(-room // tokens)), BLANK, np.int64)
         for row, table in enumerate(self.tables):
             blocks[row, : len(table.blocks)] = table.blocks
         self.open.append(Plan(frame, origins, blocks, stop, earlier))

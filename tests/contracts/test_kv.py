@@ -12,8 +12,8 @@ from support import prompt_ids
 from targets import Cpu, opened
 
 from pipeline.types import Rows, State
-from stages.models.tiny import Tiny
 from stages.kv.shapes import native_bytes
+from stages.models.tiny import Tiny
 from stages.rows.state import check, cut, is_exact, join, materialize, state_usable
 
 GROUP = "kv"
