@@ -10,7 +10,7 @@ from pipeline.errors import at_least
 from pipeline.types import LayerSpec, Rows, Target
 from stages.kv.affine import CODED, Affine
 from stages.kv.native import Native, refuse_unknown
-from stages.kv.shapes import coverage
+from stages.kv.shapes import KEPT, coverage
 from stages.rows.attention import AttentionLayout
 from stages.rows.blocks import Pool
 from stages.rows.paged import paged_rows
@@ -76,4 +76,5 @@ class Paged:
 
     def coverage(self, target: Target) -> Mapping[str, Any]:
         paged = [i for i, spec in enumerate(target.specs) if spec.kind in CODED]
-        return coverage(target, paged, self.bytes_per_token(target))
+        why = {kind: reason.replace("not coded", "not paged") for kind, reason in KEPT.items()}
+        return coverage(target, paged, self.bytes_per_token(target), why)
