@@ -319,19 +319,26 @@ static void by_rows(const Product *g, float scale) {
     attend(g, scale, g->m * t / tiles, (int)(g->m * (t + 1) / tiles - g->m * t / tiles));
 }
 
-/* C = alpha A op(B) + beta C; `at` if A comes as its transpose, [k,m]. */
-static void product(Product g, int at, int dot) {
-  float *turned = NULL;
-  if (at) {
-    turned = malloc((g.m * g.k + 1) * sizeof(float));
-    if (!turned) abort();
-    for (long p = 0; p < g.k; p++)
-      for (long i = 0; i < g.m; i++) turned[i * g.k + p] = g.a[p * g.lda + i];
-    g.a = turned, g.lda = g.k;
-  }
-  if (isnan(g.alpha) && !dot) by_rows(&g, g.beta);
-  else dot && g.m > NARROW_ROWS && g.n * g.k > SMALL ? by_blocks(&g) : by_strips(&g, dot);
-  free(turned);
+/* The transpose of `rows` x `cols` floats; to be freed. */
+static float *transpose(long rows, long cols, const float *from, long ld) {
+  float *to = malloc((rows * cols + 1) * sizeof(float));
+  if (!to) abort();
+  for (long r = 0; r < rows; r++)
+    for (long c = 0; c < cols; c++) to[c * rows + r] = from[r * ld + c];
+  return to;
+}
+
+/* `at`: A comes as its transpose, [k,m]; `bt`: B comes as its transpose, [n,k]. */
+static void product(Product g, int at, int bt) {
+  const int softmax = isnan(g.alpha);
+  float *a = NULL, *b = NULL;
+  if (at) g.a = a = transpose(g.k, g.m, g.a, g.lda), g.lda = g.k;
+  if (softmax && bt) g.b = b = transpose(g.n, g.k, g.b, g.ldb), g.ldb = g.n;
+  if (!softmax && g.n == 1 && g.ldb == 1) bt = 1, g.ldb = g.k; /* one key: MLX may call its row a column */
+  if (softmax) by_rows(&g, g.beta);
+  else if (bt && g.m > NARROW_ROWS && g.n * g.k > SMALL) by_blocks(&g);
+  else by_strips(&g, bt);
+  free(a), free(b);
 }
 
 /* Correct and slow: for when no OpenBLAS was found. */
