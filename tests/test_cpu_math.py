@@ -53,9 +53,7 @@ def test_softmax_is_nearer_to_the_true_value_than_float32_needs(length):
 
 def test_softmax_far_below_masked_and_not_a_number():
     low = float(mx.finfo(mx.float32).min)
-    scores = mx.array(
-        [[0, -87, -88.1, -1e9], [low, 3, low, 3], [low] * 4, [0, float("nan"), 0, 0]]
-    )
+    scores = mx.array([[0, -87, -88.1, -1e9], [low, 3, low, 3], [low] * 4, [0, float("nan"), 0, 0]])
     got = softmax_times(scores, mx.eye(4))
     assert got[0, 0] == 1 and 0 < got[0, 1] < 2e-38 and got[0, 2:].tolist() == [0, 0]
     assert got[1].tolist() == [0, 0.5, 0, 0.5]

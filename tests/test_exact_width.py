@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
 from support import prompt_ids
@@ -75,10 +74,9 @@ def test_neighbours_of_other_lengths_change_no_bit(tiny):
 def test_smollm2_gives_the_same_bits(device, tmp_path):
     model = Smollm2(device, cache_dir=str(tmp_path))
     model.open()
-    tokens = [(37 * i) % 49152 for i in range(200)]
-    whole = chunked(model, tokens, 200)
-    for width in (64, 7):
+    tokens = [(37 * i) % 49152 for i in range(100)]
+    whole = chunked(model, tokens, 100)
+    for width in (64, 9):
         assert np.array_equal(chunked(model, tokens, width), whole), width
-    assert np.array_equal(chunked(model, tokens[:40], 1), whole[:40])
-    assert mx.default_device() == mx.Device(mx.cpu, 0)
+    assert np.array_equal(chunked(model, tokens[:12], 1), whole[:12])
     model.close()
