@@ -8,6 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from pipeline.server.errors import invalid
+from pipeline.server.grammars import wanted_grammar
 from pipeline.server.neutral import check_neutral
 from pipeline.server.schema import ChatBody, Common, Message, TextBody, TextPart, read
 from pipeline.types import Request, Sampling
@@ -68,6 +69,7 @@ def _request(body: Common, name: str, bounds: Bounds) -> Request:
         id=name,
         sampling=_sampling(body, bounds),
         stop=tuple(body.stop),
+        grammar=wanted_grammar(body),
         ignore_eos=bool(body.ignore_eos),
         prefill_chunk=body.prefill_chunk,
         client=body.user or bounds.client,

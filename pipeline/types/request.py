@@ -30,6 +30,16 @@ class Sampling:
         return replace(lower, **said)
 
 
+@dataclass(frozen=True)
+class Grammar:
+    """The form an answer must have. `field` is what the request called it, for its error."""
+
+    kind: Literal["json_schema", "regex", "choice", "lark", "gbnf"]
+    source: str  # JSON text of the schema or of the list of choices, the expression, the grammar
+    field: str = "grammar"
+    compact: bool = False  # JSON without white space between its tokens
+
+
 NEUTRAL = Sampling(0.0, 1.0, 0, 0.0, 1.0, 0.0, 0.0, (), None)
 
 
@@ -45,6 +55,7 @@ class Request:
     max_tokens: int | None = None  # a ceiling; None: until EOS or the context ends
     stop: tuple[str, ...] = ()
     logprobs: int | None = None  # None: off; n: the chosen token and the n best
+    grammar: Grammar | None = None
     prompt_logprobs: int | None = None  # None: off; n: every prompt token and the n best
     ignore_eos: bool = False  # go on after EOS (benchmarks)
     prefill_chunk: int | None = None  # tokens

@@ -8,6 +8,7 @@ from typing import Any
 from pipeline.types import Target
 from stages.kv.coded import Coded, Pair, all_coded, checked
 from stages.kv.scheme import Scheme
+from stages.rows.grid import Grid
 
 
 class Affine(Coded):
@@ -18,6 +19,7 @@ class Affine(Coded):
 
     def __init__(self, *, bits: int = 8, group_size: int = 64):
         self.scheme = checked(Scheme("bits", bits, group_size))
+        self.grid = Grid(bits, group_size)
         self.identity: Mapping[str, Any] = {"kv": "affine", "bits": bits, "group_size": group_size}
 
     def pairs(self, target: Target) -> Mapping[int, Pair]:

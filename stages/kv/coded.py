@@ -37,8 +37,7 @@ class Coded:
 
     def rows(self, target: Target, max_width: int) -> Rows:
         refuse_unknown(target)
-        pairs = self.pairs(target)
-        refuse_misfits(target, pairs)
+        pairs = self.refuse(target)
         codec = cache(Scheme.codec)  # layers of one kind share rotations and codebooks
         layouts = []
         for index, spec in enumerate(target.specs):
@@ -49,6 +48,12 @@ class Coded:
             codecs = codec(keys, shape.key_size), codec(values, shape.value_size)
             layouts.append(QuantizedLayout(spec, max_width, *codecs))
         return LayeredRows(layouts, target.specs, max_width)
+
+    def refuse(self, target: Target) -> Mapping[int, Pair]:
+        """`pairs`; OpenError where heads cannot be coded so."""
+        pairs = self.pairs(target)
+        refuse_misfits(target, pairs)
+        return pairs
 
     def bytes_per_token(self, target: Target) -> float:
         pairs = self.pairs(target)
