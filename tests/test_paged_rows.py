@@ -289,13 +289,13 @@ def test_settings_out_of_range(settings, message):
 
 
 def test_codes_without_a_kernel_or_a_fitting_group(target):
-    with pytest.raises(OpenError, match=r"kv.bits=3: there are kernels for 4 or 8 bits"):
-        Paged(codec="affine", bits=3).open()
-    with pytest.raises(OpenError, match=r"kv.group_size=48 is not 32, 64 or 128"):
-        Paged(codec="affine", group_size=48).open()
     with pytest.raises(
-        OpenError, match=r"heads of 64 in layers .* do not divide into groups of 128"
+        ValueError, match="bits: there are kernels for 2, 3, 4, 5, 6 or 8 bits, not for 7"
     ):
+        Paged(codec="affine", bits=7)
+    with pytest.raises(ValueError, match="group_size: wants 32, 64 or 128, got 48"):
+        Paged(codec="affine", group_size=48)
+    with pytest.raises(OpenError, match=r"heads of 64 do not divide into groups of 128, in layers"):
         opened(Paged(codec="affine", group_size=128)).rows(target, 2)
 
 

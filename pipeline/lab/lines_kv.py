@@ -1,0 +1,71 @@
+"""What the coded KV policies cost in time and take in memory, against native."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+from pipeline.lab import texts
+from pipeline.lab.contestants import Contestant
+from pipeline.lab.figures import Figure, Promise, ratio
+from pipeline.lab.lines import Bench, Line
+from pipeline.lab.lines_engine import python
+
+TOKENS = 24  # decoded at each length
+POLICIES = ("kv8", "kv4", "per_layer", "rotated", "turboquant")
+MEASURE = """
+import json, sys, pipeline
+figures = {}
+for policy in sys.argv[1:]:
+    with pipeline.load("smollm2", f"kv={policy}", "drafter=none", "tier=none") as engine:
+        def measure():
+            kv, model = engine.pipeline.parts["kv"], engine.pipeline.parts["model"]
+            rows = kv.rows(model, 9)
+            rows.prepare_append([None]).commit()
+            round = rows.begin([list(range(100, 356))])
+            round.launch(model.hidden(round.tokens_BW, round.caches))
+            round.wait()
+            round.resolve([256])
+            return rows.nbytes() / 256, kv.bytes_per_token(model)
+        figures[policy] = engine.exclusive(measure)
+print(json.dumps(figures))
+"""
+
+
+def _decode(bench: Bench, who: str, length: int, bound: float) -> list[Figure]:
+    """Tokens a second after a prompt of this length that is known already."""
+    text, field = texts.prose(7, 400), bench.field.take(who, "ours")
+    prompt = texts.cut(text, length, field[0].count)
+
+    def measure(one: Contestant, index: int) -> float:
+        return one.complete(prompt, max_tokens=TOKENS, ignore_eos=True).rate
+
+    for one in field:
+        one.complete(prompt, max_tokens=1)
+    rounds = bench.alternate(f"kv/{who}", [partial(measure, one) for one in field])
+    title = f"decode after {length:,} tokens, kv={who} against native"
+    return [ratio(f"kv/{who}", title, [(a, b) for a, b in rounds], Promise(">=", bound))]
+
+
+def kv8(bench: Bench) -> list[Figure]:
+    return _decode(bench, "kv8", 4000, 0.6)
+
+
+def turboquant(bench: Bench) -> list[Figure]:
+    return _decode(bench, "turboquant", 1000, 0.4)
+
+
+def size(bench: Bench) -> list[Figure]:
+    """Bytes that rows of a full buffer hold a token, against what the policy says."""
+    measured: dict[str, list[float]] = json.loads(python(bench, "-c", MEASURE, *POLICIES))
+    off = {name: abs(held / said - 1) * 100 for name, (held, said) in measured.items()}
+    note = ", ".join(f"{name}: {held:,.0f}" for name, (held, _) in measured.items())
+    title = "bytes a token of coded policies, off the formula"
+    return [Figure("kv/bytes", title, max(off.values()), Promise("<=", 2), "%", note=note)]
+
+
+LINES = (
+    Line(("kv/bytes",), size),
+    Line(("kv/kv8",), kv8, last=("kv8",)),
+    Line(("kv/turboquant",), turboquant, last=("turboquant",)),
+)
