@@ -7,6 +7,7 @@ import mlx.core as mx
 from pipeline.types import Batch, Drafter, Sequence, State, Target, Tier
 from stages.rows.state import cuttable_later
 from stages.scores import Scores, WindowScores
+from stages.verify import look
 
 
 class ChunkedPrefill:
@@ -67,13 +68,13 @@ class ChunkedPrefill:
             for s, goal in zip(batch.sequences, goals, strict=True)
         ]
         round = batch.rows.begin(chunks)
-        hidden_BWD = self.target.hidden(round.tokens_BW, round.caches)
+        hidden_BWD, seen = look(self.target, round, self.drafter.taps)
         last = self._last_scores(batch, goals, width, hidden_BWD)
-        round.launch(*last)
+        round.launch(*last, *([] if seen is None else [seen]))
         self.target.calls += 1
         round.wait()
         round.resolve([width] * len(chunks))
-        batch.draft_rows.prefill(chunks, hidden_BWD)
+        batch.draft_rows.prefill(chunks, seen)
         for sequence, chunk in zip(batch.sequences, chunks, strict=True):
             sequence.processed_ids += chunk
         mx.clear_cache()

@@ -1,6 +1,8 @@
 """The data that flows and the protocols of the parts. The only module stages and engine share."""
 
 from pipeline.types.parts import (
+    AFTER_NORM,
+    EMBEDDING,
     Adapters,
     Change,
     Constraint,
@@ -48,6 +50,8 @@ from pipeline.types.sequence import (
 from pipeline.types.sharing import Limits, Scheduler
 
 __all__ = [
+    "AFTER_NORM",
+    "EMBEDDING",
     "NEUTRAL",
     "Accepted",
     "Adapters",

@@ -18,6 +18,9 @@ from pipeline.types.sequence import Attachment, Batch, Emitted, LayerSpec, Seque
 
 Abilities = Collection[str]
 
+AFTER_NORM = -1  # the tap after the last norm: what the head is given
+EMBEDDING = -2  # the tap before the first layer
+
 
 class Part(Protocol):
     """What `can` says is checked against the stages' `needs` before anything is opened."""
@@ -109,6 +112,20 @@ class Target(Part, Protocol):
 
     def head(self, hidden_BWD: Any) -> Any:
         """logits_BWV, soft-cap included. Lazy."""
+
+    # Below: what drafters look at. Only targets whose `can` says "taps" have it.
+
+    layers: int  # decoder layers, those that keep no state of their own included
+    hidden_size: int
+    config: Mapping[str, Any]  # the checkpoint's config.json as it stands there
+    folder: Any  # Path of the checkpoint
+
+    def tapped(self, tokens_BW: Any, caches: Seq[Any], taps: Seq[int]) -> tuple[Any, Any]:
+        """hidden_BWD, and the outputs of the layers `taps` side by side in that order,
+        (B, W, hidden_size * len(taps)). Lazy."""
+
+    def embed(self, tokens_BW: Any) -> Any:
+        """Embeddings (B, W, hidden_size) as the first layer gets them, multiplier included. Lazy."""
 
     def prefill_chunk(self, prompt_len: int) -> int | None:
         """Preferred chunk in tokens for a prompt of this length; None: the stage decides."""
@@ -210,14 +227,16 @@ class KVPolicy(Part, Protocol):
 class DraftRows(Protocol):
     """The drafter's own state of every row of the batch, in the same order.
 
-    Between rounds each row has processed exactly the tokens the target's row holds.
+    Between rounds each row has processed exactly the tokens the target's row holds. `hidden` is what
+    the drafter's taps saw in the target's pass, (B, W, hidden_size * taps), or None without taps: row
+    b's first columns belong to the tokens it is given here, columns beyond are padding or rejected.
     """
 
     @property
     def size(self) -> int: ...
 
     def prefill(self, tokens: Seq[Seq[int]], hidden: Any = None) -> None:
-        """The target's rows took these prompt tokens; `hidden` as the drafter's taps want it."""
+        """The target's rows took these prompt tokens."""
 
     def draft(self, pending: Seq[int], depths: Seq[int], samplers: Seq[Any]) -> list[list[int]]:
         """0..depths[b] proposed ids a row to follow `pending[b]`. Deterministic."""
@@ -249,7 +268,7 @@ class Drafter(Part, Protocol):
 
     prefill: str
     namespace: str
-    taps: Seq[int]  # layers whose outputs it wants to see; empty: none
+    taps: Seq[int]  # layers whose outputs it wants to see (or AFTER_NORM, EMBEDDING), after `open`
 
     def rows(self, target: Target, max_width: int) -> DraftRows: ...
 

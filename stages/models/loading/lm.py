@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -17,6 +18,7 @@ from stages.models.loading.mixers import make_replayable
 from stages.models.loading.precision import lay_out
 from stages.models.loading.ragged import prove_ragged
 from stages.models.loading.split import SplitModel
+from stages.models.loading.taps import TappedModel
 
 
 @dataclass
@@ -29,6 +31,8 @@ class Loaded:
     context_len: int
     eos_ids: frozenset[int]
     generation: Sampling = field(default_factory=Sampling)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -36,7 +40,7 @@ class MLXTarget:
     """A `Target` whose `load` gives an mlx-lm model. Attributes are those of the protocol;
     `notes` are sentences about what was done to the weights and which template is in use."""
 
-    can: frozenset[str] = frozenset()
+    can = frozenset({"taps"})
     name = ""
     tokenizer: Tokenizer
     artifact: str
@@ -47,6 +51,10 @@ class MLXTarget:
     specs: tuple[LayerSpec, ...]
     dtype: str
     weight_bytes: int
+    layers: int
+    hidden_size: int
+    config: Mapping[str, Any]
+    folder: Path | None
 
     def __init__(self, device: Device, *, context: int | None, cache_dir: str | None):
         self.device, self.context = device, at_least("context", context, 1)
@@ -54,6 +62,7 @@ class MLXTarget:
         self.calls = 0
         self.notes: list[str] = []
         self._split: SplitModel | None = None
+        self._taps: TappedModel | None = None
 
     def load(self) -> Loaded:
         """Read the checkpoint; OpenError saying what to install or change."""
@@ -63,6 +72,7 @@ class MLXTarget:
         loaded = self.load()
         self.tokenizer, self.artifact = loaded.tokenizer, loaded.artifact
         self.eos_ids, self.generation = loaded.eos_ids, loaded.generation
+        self.config, self.folder = loaded.config, loaded.folder
         self.notes = [*loaded.notes, *lay_out(loaded.model, self.device)]
         self.notes += quicken(loaded.model, self.device)
         self.context_len = self._context(loaded.context_len)
@@ -70,7 +80,7 @@ class MLXTarget:
         self.calls = 0
 
     def close(self) -> None:
-        self._split = None
+        self._split = self._taps = None
         mx.clear_cache()
 
     def hidden(self, tokens_BW: Any, caches: Sequence[Any]) -> Any:
@@ -80,6 +90,14 @@ class MLXTarget:
     def head(self, hidden_BWD: Any) -> Any:
         assert self._split is not None, f"{self.name} is not open"
         return self._split.head(hidden_BWD)
+
+    def tapped(self, tokens_BW: Any, caches: Sequence[Any], taps: Sequence[int]) -> tuple[Any, Any]:
+        assert self._taps is not None, f"{self.name} is not open"
+        return self._taps.hidden(tokens_BW, caches, taps)
+
+    def embed(self, tokens_BW: Any) -> Any:
+        assert self._taps is not None, f"{self.name} is not open"
+        return self._taps.embed(tokens_BW)
 
     def prefill_chunk(self, prompt_len: int) -> int | None:
         return None
@@ -109,7 +127,9 @@ class MLXTarget:
         parameters = [array for _, array in tree_flatten(model.parameters())]
         self.weight_bytes = sum(array.nbytes for array in parameters)
         self.dtype = self.specs[0].signature.rsplit(":", 1)[-1] if self.specs else "float32"
-        self._split = split
+        self._split, self._taps = split, TappedModel(split)
+        self.layers = len(self._taps.layers)
+        self.hidden_size = split.hidden(mx.zeros((1, 1), mx.int32), None).shape[-1]
 
 
 def sampling(config: Mapping[str, Any]) -> Sampling:
