@@ -36,7 +36,7 @@ serve: $(STAMP) ## the same model behind an OpenAI-compatible API on 127.0.0.1:8
 	$(BIN)/headrace serve smollm2 $(ARGS)
 
 test: $(STAMP) ## every test (TESTS=tests/test_x.py for some)
-	$(BIN)/python -m pytest --durations=15 $(TESTS) $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --durations=15 $(TESTS) $(ARGS)
 
 check: $(STAMP) ## format, lint, types, import layers, budgets
 	$(BIN)/ruff format --check .

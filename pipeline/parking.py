@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from pipeline.trace import leave
-from pipeline.types import Batch, Sequence, State
+from pipeline.types import Batch, Proposal, Sequence, State
 
 
 @dataclass
@@ -61,7 +61,7 @@ def park(batch: Batch, leaving: Seq[Sequence]) -> None:
 def restart(sequence: Sequence) -> None:
     """It has no row any more: what it had of a round is void, its tokens are not."""
     sequence.processed_ids, sequence.ready, sequence.scores = [], False, None
-    sequence.proposal, sequence.emitted = [], []
+    sequence.proposal, sequence.emitted = Proposal(), []
 
 
 def _kept(batch: Batch, row: int) -> State:

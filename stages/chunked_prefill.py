@@ -9,20 +9,24 @@ from stages.rows.state import cuttable_later
 from stages.scores import Scores, WindowScores
 from stages.verify import look
 
+REUSED = 64  # tokens; up to about this width the next pass's temporaries fit into this one's
+
 
 class ChunkedPrefill:
     """One chunk of every row of a prefill batch; called until all its rows are `ready`.
 
     What the rows must hold comes from the token lists alone, so that rows lost to a fault are
-    rebuilt here too. The last token stays pending; for a drafter with `prefill = "full"` a fresh
-    prompt is processed whole and token 0 is drawn from the last position's scores. The rows of a
-    batch share the chunk, and while other rows decode no more of it than the batch's `allowance`.
-    Where layers cannot be cut later, a chunk ends at the boundary that is to be published.
+    rebuilt here too. The last token stays pending and heads the first round. For a drafter with
+    `prefill = "full"`, and where a saved state leaves less than a chunk to do (one pass is then the
+    whole way to the first token), a fresh prompt is processed whole and token 0 is drawn from the
+    last position's scores. The rows of a batch share the chunk, and while other rows decode no more
+    of it than the batch's `allowance`. Where layers cannot be cut later, a chunk ends at the
+    boundary that is to be published.
     """
 
     reads = frozenset(
-        {"request", "prompt_ids", "output_ids", "boundary", "match", "namespace", "pending",
-         "processed_ids"}
+        {"request", "prompt_ids", "output_ids", "boundary", "cached_len", "match", "namespace",
+         "pending", "processed_ids"}
     )  # fmt: skip
     writes = frozenset({"processed_ids", "pending", "scores", "match"})
     needs = {"kv": frozenset({"batch"})}
@@ -52,12 +56,18 @@ class ChunkedPrefill:
 
     def _draws_first(self, sequence: Sequence) -> bool:
         """Whether token 0 is drawn from the last prompt token's scores."""
-        return self.drafter.prefill == "full" and not sequence.output_ids
+        if sequence.output_ids:
+            return False
+        left = len(sequence.prompt_ids) - len(sequence.processed_ids)
+        short = sequence.cached_len > 0 and left <= self._chunk(sequence)
+        return self.drafter.prefill == "full" or short
+
+    def _chunk(self, sequence: Sequence) -> int:
+        asked = sequence.request.prefill_chunk
+        return asked or self.target.prefill_chunk(len(sequence.prompt_ids)) or self.chunk
 
     def _next_width(self, sequence: Sequence, goal: list[int]) -> int:
-        done = len(sequence.processed_ids)
-        asked = sequence.request.prefill_chunk
-        chunk = asked or self.target.prefill_chunk(len(sequence.prompt_ids)) or self.chunk
+        done, chunk = len(sequence.processed_ids), self._chunk(sequence)
         cuttable = cuttable_later(self.target.specs)
         snapshot = 0 if cuttable or not self.tiers else sequence.boundary - done
         return min(chunk, len(goal) - done, snapshot if snapshot > 0 else chunk)
@@ -77,7 +87,8 @@ class ChunkedPrefill:
         batch.draft_rows.prefill(chunks, seen)
         for sequence, chunk in zip(batch.sequences, chunks, strict=True):
             sequence.processed_ids += chunk
-        mx.clear_cache()
+        if width > REUSED:
+            mx.clear_cache()  # temporaries of this width may not be wanted again
 
     def _last_scores(
         self, batch: Batch, goals: list[list[int]], width: int, hidden_BWD: mx.array

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 
-from pipeline.types import Batch, Depth, Drafter, Target
+from pipeline.types import Batch, Depth, Drafter, Proposal, Sequence, Target
 
 
 class Draft:
     """Each live row gets a proposal of 0..depth tokens to follow its pending one.
 
-    A proposal ends at its first EOS: nothing after it could be delivered. Whatever goes wrong in
+    A proposal ends at its first EOS: nothing after it could be delivered; and where `depth` cuts
+    it, once its length and the drafter's confidence are known. Whatever goes wrong in
     the drafter costs this round's speculation and nothing else: all proposals are empty, all depths
     0, and `counts["draft_errors"]` of the rows concerned goes up. So for commit "some depth is
     above 0" says that the drafter was called and answered.
@@ -27,7 +28,7 @@ class Draft:
 
     def run(self, batch: Batch) -> None:
         depths = self._depth.choose(batch)
-        proposals: list[list[int]] = [[] for _ in depths]
+        proposals = [Proposal() for _ in depths]
         try:
             if any(depths):
                 proposals = self._propose(batch, depths)
@@ -35,12 +36,21 @@ class Draft:
             self._count_failure(batch, depths)
             depths = [0] * len(depths)
         for sequence, depth, proposal in zip(batch.sequences, depths, proposals, strict=True):
-            eos_ids = frozenset[int]() if sequence.request.ignore_eos else self._target.eos_ids
-            sequence.depth, sequence.proposal = depth, up_to_eos(proposal, eos_ids)
+            sequence.depth, sequence.proposal = depth, proposal
 
-    def _propose(self, batch: Batch, depths: list[int]) -> list[list[int]]:
+    def _propose(self, batch: Batch, depths: list[int]) -> list[Proposal]:
         rows = batch.sequences
-        return batch.draft_rows.draft([s.pending for s in rows], depths, [s.sampler for s in rows])
+        asked = [s.pending for s in rows], depths, [s.sampler for s in rows]
+        found = batch.draft_rows.draft(*asked)
+        proposals = [
+            up_to_eos(ids if isinstance(ids, Proposal) else Proposal(ids), self._ends(sequence))
+            for ids, sequence in zip(found, rows, strict=True)
+        ]
+        lengths = self._depth.cut(batch, proposals)
+        return [ids.cut(length) for ids, length in zip(proposals, lengths, strict=True)]
+
+    def _ends(self, sequence: Sequence) -> Collection[int]:
+        return () if sequence.request.ignore_eos else self._target.eos_ids
 
     def _count_failure(self, batch: Batch, depths: list[int]) -> None:
         logging.getLogger(__name__).warning(
@@ -51,9 +61,9 @@ class Draft:
                 sequence.counts["draft_errors"] = sequence.counts.get("draft_errors", 0) + 1
 
 
-def up_to_eos(proposal: list[int], eos_ids: Collection[int]) -> list[int]:
+def up_to_eos(proposal: Proposal, eos_ids: Collection[int]) -> Proposal:
     """The proposal up to and including its first EOS."""
     for index, token in enumerate(proposal):
         if token in eos_ids:
-            return proposal[: index + 1]
+            return proposal.cut(index + 1)
     return proposal

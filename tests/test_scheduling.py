@@ -352,12 +352,11 @@ def test_the_newest_of_the_lowest_priority_is_parked_and_no_more_than_needed():
         "limits=budget", "limits.max_rows=3", "model.delay_ms=3", "drafter=none", "flow=plain",
         recipe="fake",
     ) as engine:  # fmt: skip
-        old = [
-            Running(engine, [70 + n], max_tokens=100, priority=p) for n, p in enumerate((0, 0, 1))
-        ]
-        for run in old:
-            next(iter(run))
-        urgent = Running(engine, [80], max_tokens=4, priority=1)
+        old = []
+        for n, priority in enumerate((0, 0, 1)):
+            old.append(Running(engine, [70 + n], max_tokens=100, priority=priority))
+            next(iter(old[-1]))  # it runs, so it is older than the next one
+        urgent = Running(engine, [80], max_tokens=40, priority=1)
         next(iter(urgent))
         parked = [
             run.ticket.sequence for run in old if run.ticket.sequence not in engine._turns.running

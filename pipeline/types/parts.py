@@ -222,6 +222,9 @@ class KVPolicy(Part, Protocol):
         OpenError where the model has a layer kind this policy cannot store, naming the layers."""
 
     def bytes_per_token(self, target: Target) -> float: ...
+    def coverage(self, target: Target) -> Mapping[str, Any]:
+        """What this policy does to an opened model: `layers` that keep state, `covered` of them,
+        `kept` as the model computes them (reason -> how many), and `bytes_per_token`."""
 
 
 class DraftRows(Protocol):
@@ -239,10 +242,12 @@ class DraftRows(Protocol):
         """The target's rows took these prompt tokens."""
 
     def draft(self, pending: Seq[int], depths: Seq[int], samplers: Seq[Any]) -> list[list[int]]:
-        """0..depths[b] proposed ids a row to follow `pending[b]`. Deterministic."""
+        """0..depths[b] proposed ids a row to follow `pending[b]`; a `Proposal` where more is known of
+        them than the ids. Deterministic."""
 
     def commit(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
-        """The target's rows kept these inputs of the round `draft` was called for."""
+        """The target's rows kept these inputs of the round `draft` was called for: pending and a
+        prefix of the row's own proposal; of a drafter that can "external" also another's."""
 
     def consume(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
         """The same for a round in which `draft` was not called."""
@@ -279,7 +284,11 @@ class Depth(Part, Protocol):
     max: int
 
     def choose(self, batch: Batch) -> list[int]:
-        """Depth of each row for this round, 0..max."""
+        """Depth of each row for this round, 0..max; what the drafter is asked for."""
+
+    def cut(self, batch: Batch, proposals: Seq[Seq[int]]) -> list[int]:
+        """How many leading ids of each row's proposal are verified. Called after `draft`; may look at
+        a proposal's length and `confidence`, not at its ids."""
 
     def observe(self, batch: Batch, seconds: float) -> None:
         """The round just committed took this long from draft to commit."""

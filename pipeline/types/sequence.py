@@ -6,7 +6,7 @@ them, `check` proves their order, and `graph` draws them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,26 @@ class Emitted:
 
     token_id: int
     logprob: TokenLogprob | None = None
+
+
+class Proposal(list[int]):
+    """Proposed ids. A drafter that knows more about them says it here; a plain list of ids says nothing.
+
+    `confidence[i]` is the drafter's own probability of its best token at i, given the ids before it;
+    it must not depend on which id was drawn there, so that cutting by it keeps every rule exact.
+    `scores[i]` are the logits_V (host) from which id i was drawn by the row's own sampler; empty: the
+    ids were not drawn but chosen, so that rule `residual` takes each for certain.
+    """
+
+    def __init__(
+        self, ids: Iterable[int] = (), confidence: Seq[float] = (), scores: Seq[Any] = ()
+    ) -> None:
+        super().__init__(ids)
+        self.confidence, self.scores = confidence, scores
+
+    def cut(self, length: int) -> Proposal:
+        """The first `length` ids with what is known of them."""
+        return Proposal(self[:length], self.confidence[:length], self.scores[:length])
 
 
 @dataclass
@@ -47,7 +67,7 @@ class Sequence:
     captured_len: int = 0  # longest length already published
     pending: int = -1  # next input token: known, not yet in the rows
     depth: int = 0  # speculation length allowed this round
-    proposal: list[int] = field(default_factory=list)
+    proposal: Proposal = field(default_factory=Proposal)
     scores: Any = None  # logits_LV of this row's window, on the device or the host
     accepted: int = 0  # leading proposal tokens the target agreed to
     emitted: list[Emitted] = field(default_factory=list)  # accepted tokens, then the new pending

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 from pipeline.errors import ConfigError, Problem
 from pipeline.types import Batch, Sequence
 
 
+def room(sequence: Sequence, most: int) -> int:
+    """How long a draft of the row may be, up to `most`: of r tokens left at most r - 1 can be drafts
+    that matter, because each round also emits one token of the target's own. `max_new` is clamped to
+    the context, so no draft lies beyond it."""
+    left = sequence.max_new - len(sequence.output_ids) - 1
+    return max(0, min(most, left)) if sequence.live else 0
+
+
 class Fixed:
-    """Always `max`, except near the end of a row's budget: of r tokens left at most r - 1 can be
-    drafts that matter, because each round also emits one token of the target's own. `max_new` is
-    clamped to the context, so no draft lies beyond it. 0 switches speculation off."""
+    """Always `max`, except near the end of a row's budget. 0 switches speculation off."""
 
     can: frozenset[str] = frozenset()
 
@@ -25,11 +33,10 @@ class Fixed:
         pass
 
     def choose(self, batch: Batch) -> list[int]:
-        return [self._room(sequence) for sequence in batch.sequences]
+        return [room(sequence, self.max) for sequence in batch.sequences]
 
-    def _room(self, sequence: Sequence) -> int:
-        left = sequence.max_new - len(sequence.output_ids) - 1
-        return max(0, min(self.max, left)) if sequence.live else 0
+    def cut(self, batch: Batch, proposals: Seq[Seq[int]]) -> list[int]:
+        return [len(proposal) for proposal in proposals]
 
     def observe(self, batch: Batch, seconds: float) -> None:
         """A fixed depth learns nothing."""

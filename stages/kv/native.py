@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import OpenError
-from pipeline.types import LayerSpec, Rows, Target
+from pipeline.types import Rows, Target
+from stages.kv.shapes import coverage, native_bytes
 from stages.rows.layouts import LAYOUTS
 from stages.rows.rows import LayeredRows
-from stages.rows.state import is_exact
 
 
 class Native:
@@ -30,7 +30,10 @@ class Native:
         return LayeredRows(layouts, target.specs, max_width)
 
     def bytes_per_token(self, target: Target) -> float:
-        return sum(_layer_bytes(spec) for spec in target.specs)
+        return sum(native_bytes(spec) for spec in target.specs)
+
+    def coverage(self, target: Target) -> Mapping[str, Any]:
+        return coverage(target, range(len(target.specs)), self.bytes_per_token(target))
 
 
 def refuse_unknown(target: Target) -> None:
@@ -46,13 +49,3 @@ def refuse_unknown(target: Target) -> None:
             f"There are layouts for {', '.join(LAYOUTS)} layers. Choose another model, or add a "
             f"layout in stages/rows/ and its kind in stages/models/loading/layers.py."
         )
-
-
-def _layer_bytes(spec: LayerSpec) -> float:
-    """Bytes a token takes in a layer: keys HxD, values where they differ. `full:1x32+1x8:float32`."""
-    if is_exact(spec):
-        return 0.0
-    _, sizes, dtype = spec.signature.split(":")
-    shapes = [tuple(map(int, shape.split("x"))) for shape in sizes.split("+")]
-    values = sum(heads * size for heads, size in (shapes * 2)[:2])
-    return values * (4 if dtype == "float32" else 2)

@@ -24,6 +24,7 @@ class Tiny(Local):
         family: str = "llama",
         layers: int | None = None,
         window: int | None = None,
+        head_size: int | None = None,
         seed: int = 0,
         folder: str | None = None,
         template: str | None = None,
@@ -39,6 +40,7 @@ class Tiny(Local):
         at_least("window", window, 1)
         at_least("layers", layers, FAMILIES[family].min_layers)
         at_least("seed", seed, 0)
+        at_least("head_size", head_size, 1)
         super().__init__(
             device,
             path=family,
@@ -48,7 +50,7 @@ class Tiny(Local):
             cache_dir=cache_dir,
         )
         self.family, self.layers, self.window, self.seed = family, layers, window, seed
-        self.folder = folder
+        self.folder, self.head_size = folder, head_size
 
     def locate(self) -> Path:
         from stages.models.loading.checkpoint import VERSION, write
@@ -71,4 +73,7 @@ class Tiny(Local):
             config[family.pattern] = (list(config[family.pattern]) * count)[:count]
         if self.window is not None:
             config[family.window] = self.window
+        if self.head_size is not None:
+            wider = {"global_head_dim": 2 * self.head_size} if "global_head_dim" in config else {}
+            config |= {"head_dim": self.head_size, **wider}
         return family, config

@@ -18,11 +18,17 @@ import numpy as np
 from pipeline.types import LayerSpec
 from stages.rows.frame import STEP, Frame, capacity
 
-Buffers = tuple[mx.array, mx.array]
+Buffers = tuple[mx.array, ...]  # one a name, each (B, H, capacity, its own size)
 
 
 class AttentionLayout:
-    """One layer's cache object as mlx-lm's models take it (`offset`, `make_mask`, `update_and_fetch`)."""
+    """One layer's cache object as mlx-lm's models take it (`offset`, `make_mask`, `update_and_fetch`).
+
+    Knows slots and rows, not what lies in them: another encoding of the same tokens has its own
+    `names`, `encode` and `fetched`, and inherits the rest.
+    """
+
+    names: tuple[str, ...] = ("keys", "values")
 
     def __init__(self, spec: LayerSpec, max_width: int):
         self.window = spec.window
@@ -51,31 +57,42 @@ class AttentionLayout:
             return None if width == 1 else "causal"
         return self._frame.mask(starts, low, stop, window)
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> Buffers:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write the inputs' keys and values (B, H, W, D); return what the queries may need
         (B, H, T, D), in temporal order. Slots of shorter rows are covered by the mask."""
         low, stop = self._span()
-        self._grow(stop, keys, values)
+        written = self.encode(keys, values)
+        self._grow(stop, written)
         assert self.buffers is not None
         lengths = {n - s for n, s in zip(self._frame.lengths, self.starts, strict=True)}
         if len(lengths) == 1:
             at = lengths.pop()
-            for buffer, new in zip(self.buffers, (keys, values), strict=True):
+            for buffer, new in zip(self.buffers, written, strict=True):
                 buffer[:, :, at : at + new.shape[2]] = new
         else:
-            self.buffers = self._scatter(keys, values)
-        k, v = self.buffers
-        return k[:, :, low:stop], v[:, :, low:stop]
+            self.buffers = self._scatter(written)
+        return self.fetched(tuple(buffer[:, :, low:stop] for buffer in self.buffers))
+
+    # --- what another encoding replaces
+
+    def encode(self, keys: mx.array, values: mx.array) -> Buffers:
+        """The arrays (B, H, W, …) to store, one a name. Depends on each token alone."""
+        return keys, values
+
+    def fetched(self, stored: Buffers) -> tuple[Any, Any]:
+        """Keys and values as this layer's attention takes them."""
+        keys, values = stored
+        return keys, values
 
     # --- rounds
 
     def begin(self, frame: Frame) -> None:
         """Get ready for one forward; what was is kept until `launched` or `abandon`."""
-        self._saved.append((self.buffers and (self.buffers[0], self.buffers[1]), list(self.starts)))
+        self._saved.append((self.buffers, list(self.starts)))
         self._frame = frame
         if self.buffers is not None:
             # a fresh array object: `buffer[...] = x` must not write through to the saved one
-            self.buffers = (self.buffers[0][...], self.buffers[1][...])
+            self.buffers = tuple(buffer[...] for buffer in self.buffers)
             self._slide()
 
     def launched(self) -> None:
@@ -96,21 +113,17 @@ class AttentionLayout:
         known = [row for row in rows if row is not None]
         if self.buffers is None and not known:
             return None, starts
-        sample = (
-            (known[0]["keys"], known[0]["values"])
-            if known
-            else tuple(b[0] for b in self.buffers or ())
-        )
-        slots = max((row["keys"].shape[1] for row in known), default=0)
+        sample = [known[0][name] for name in self.names] if known else self._first_row()
+        slots = max((row[self.names[0]].shape[1] for row in known), default=0)
         slots = max(slots, self.buffers[0].shape[2] if self.buffers else 0)
         built = []
-        for index, name in enumerate(("keys", "values")):
+        for index, (name, like) in enumerate(zip(self.names, sample, strict=True)):
             old = [] if self.buffers is None else [_pad(self.buffers[index], slots)]
             if self.buffers is None and size:
-                old = [_zeros(sample[index], size, slots)]
-            all_rows = [*old, *(_row(row, name, sample[index], slots) for row in rows)]
+                old = [_zeros(like, size, slots)]
+            all_rows = [*old, *(_row(row, name, like, slots) for row in rows)]
             built.append(mx.concatenate(all_rows) if len(all_rows) > 1 else all_rows[0])
-        return (built[0], built[1]), starts
+        return tuple(built), starts
 
     def install(self, built: tuple[Buffers | None, list[int]]) -> None:
         self.buffers, self.starts = built
@@ -121,14 +134,14 @@ class AttentionLayout:
             self.buffers = None
         elif self.buffers is not None:
             index = mx.array(list(keep))
-            self.buffers = (self.buffers[0][index], self.buffers[1][index])
+            self.buffers = tuple(buffer[index] for buffer in self.buffers)
 
     def held(self, row: int, first: int, stop: int) -> dict[str, mx.array]:
-        """Keys and values (H, stop - first, D) of positions [first, stop). Lazy views."""
+        """What is stored (H, stop - first, …) of positions [first, stop), by name. Lazy views."""
         if self.buffers is None:
             return {}
         span = slice(first - self.starts[row], stop - self.starts[row])
-        return {"keys": self.buffers[0][row, :, span], "values": self.buffers[1][row, :, span]}
+        return {n: b[row, :, span] for n, b in zip(self.names, self.buffers, strict=True)}
 
     def arrays(self) -> list[mx.array]:
         return list(self.buffers or ())
@@ -151,26 +164,25 @@ class AttentionLayout:
         low = max(0, min(used) - self.window + 1) if self.window else 0
         return low, max(used) + self._frame.width
 
-    def _grow(self, stop: int, keys: mx.array, values: mx.array) -> None:
-        if self.buffers is None:
-            self.buffers = (
-                _zeros(keys[0], keys.shape[0], capacity(stop)),
-                _zeros(values[0], keys.shape[0], capacity(stop)),
-            )
-        elif stop > self.buffers[0].shape[2]:
-            slots = capacity(stop)
-            self.buffers = (_pad(self.buffers[0], slots), _pad(self.buffers[1], slots))
+    def _first_row(self) -> list[mx.array]:
+        return [buffer[0] for buffer in self.buffers or ()]
 
-    def _scatter(self, keys: mx.array, values: mx.array) -> Buffers:
+    def _grow(self, stop: int, written: Buffers) -> None:
+        slots = capacity(stop)
+        if self.buffers is None:
+            self.buffers = tuple(_zeros(new[0], new.shape[0], slots) for new in written)
+        elif stop > self.buffers[0].shape[2]:
+            self.buffers = tuple(_pad(buffer, slots) for buffer in self.buffers)
+
+    def _scatter(self, written: Buffers) -> Buffers:
         assert self.buffers is not None
         slots = self._frame.slots(tuple(self.starts))
-        k, v = (
+        return tuple(
             mx.put_along_axis(
                 buffer, mx.broadcast_to(slots, new.shape), new.astype(buffer.dtype), axis=2
             )
-            for buffer, new in zip(self.buffers, (keys, values), strict=True)
+            for buffer, new in zip(self.buffers, written, strict=True)
         )
-        return k, v
 
     def _slide(self) -> None:
         """Let rows of a sliding layer forget what no query can need, once it is STEP tokens or more."""
@@ -186,11 +198,10 @@ class AttentionLayout:
         last = self.buffers[0].shape[2] - 1
         index = np.minimum(np.array(shift)[:, None] + np.arange(slots), last).astype(np.int32)
         at = mx.array(index[:, None, :, None])
-        k, v = (
+        self.buffers = tuple(
             mx.take_along_axis(b, mx.broadcast_to(at, (*b.shape[:2], slots, b.shape[3])), axis=2)
             for b in self.buffers
         )
-        self.buffers = (k, v)
 
 
 def _zeros(like_HTD: mx.array, rows: int, slots: int) -> mx.array:

@@ -17,6 +17,7 @@ from stages.models.loading.layers import layer_specs
 from stages.models.loading.mixers import make_replayable
 from stages.models.loading.precision import lay_out
 from stages.models.loading.ragged import prove_ragged
+from stages.models.loading.routing import CODED, route, watch
 from stages.models.loading.split import SplitModel
 from stages.models.loading.taps import TappedModel
 
@@ -117,12 +118,16 @@ class MLXTarget:
         from mlx_lm.models.cache import make_prompt_cache
 
         mx.eval(model.parameters())
+        route(model)
         split, caches = SplitModel(model), make_prompt_cache(model)
+        asked = watch(caches)
         self.vocab_size = split.verify(caches, make_prompt_cache(model))
         latent = getattr(getattr(split.owner, "args", None), "kv_lora_rank", None)
         self.specs = layer_specs(caches, latent)
         if any(spec.kind == "recurrent" for spec in self.specs):
             make_replayable(split, lambda: make_prompt_cache(model))
+        attention = {i for i, spec in enumerate(self.specs) if spec.kind in CODED}
+        self.can = frozenset({"attend"} if attention <= asked else ())
         prove_ragged(split, self.specs)
         parameters = [array for _, array in tree_flatten(model.parameters())]
         self.weight_bytes = sum(array.nbytes for array in parameters)
