@@ -32,7 +32,8 @@ def seen_by(hidden: int, vocab: int, layers: int = 8, **more: Any) -> Any:
         name="some model",
         hidden_size=hidden,
         vocab_size=vocab,
-        layers=layers,
+        layer_count=layers,
+        head=lambda hidden: mx.zeros((*hidden.shape[:-1], vocab)),
         embed=lambda ids: mx.zeros((*ids.shape, hidden)),
         **more,
     )

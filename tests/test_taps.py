@@ -23,7 +23,7 @@ def target(request, tmp_path_factory):
 def test_taps_are_what_the_layers_return(target):
     """The last layer's output, normed, is what the head gets; tapping changes nothing."""
     plain = target.hidden(TOKENS, caches(target))
-    last = target.layers - 1
+    last = target.layer_count - 1
     hidden, seen = target.tapped(TOKENS, caches(target), (EMBEDDING, 0, last, AFTER_NORM))
     assert mx.array_equal(hidden, plain)
     embedded, first, final, normed = mx.split(seen, 4, axis=-1)

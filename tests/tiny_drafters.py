@@ -12,8 +12,10 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from targets import Cpu
 
-from stages.drafters.neural.block import block_shapes, gemma_norms, head_norms
+from stages.drafters.neural.block import block_shapes, head_norms
+from stages.models.tiny import Tiny
 
 HIDDEN, VOCAB, LAYERS = 64, 279, 4  # of `model=tiny model.family=llama`
 LAYER: Mapping[str, Any] = {
@@ -68,5 +70,125 @@ def eagle3(folder: Path) -> tuple[str, ...]:
     return "model.family=llama", "drafter=eagle3", f"drafter.path={folder / 'eagle3'}"
 
 
-TINY: dict[str, Callable[[Path], tuple[str, ...]]] = {"eagle3": eagle3}
-_ = (gemma_norms, head_norms)
+def mtp_shapes(config: Mapping[str, Any], prefix: str = "") -> Shapes:
+    """A dense Qwen3.5 head as published."""
+    hidden, size = config["hidden_size"], config["head_dim"]
+    heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
+    layer = block_shapes("layers.0.", hidden, config["intermediate_size"], size, heads, kv)
+    layer |= head_norms("layers.0.", size)
+    layer["layers.0.self_attn.q_proj.weight"] = (2 * heads * size, hidden)
+    around = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    shapes = layer | {f"{name}.weight": (hidden,) for name in around}
+    return {prefix + k: v for k, v in shapes.items() | {("fc.weight", (hidden, 2 * hidden))}}
+
+
+def mtp(folder: Path) -> tuple[str, ...]:
+    """A folder of its own, without the prefix."""
+    _, config = Tiny(Cpu(), family="qwen3_5")._config()
+    write(folder / "mtp", {"model_type": "qwen3_5_mtp"}, mtp_shapes(config))
+    return "model.family=qwen3_5", "drafter=mtp", f"drafter.path={folder / 'mtp'}"
+
+
+def nextn_shapes(config: Mapping[str, Any], prefix: str, attention: Shapes) -> Shapes:
+    """A sparse layer as DeepSeek and GLM publish it, copies of embedding and head included."""
+    hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
+    shapes: Shapes = {f"self_attn.{name}": shape for name, shape in attention.items()}
+    norms = ("enorm", "hnorm", "input_layernorm", "post_attention_layernorm", "shared_head.norm")
+    shapes |= {f"{name}.weight": (hidden,) for name in norms}
+    shapes |= {
+        "eh_proj.weight": (hidden, 2 * hidden),
+        "embed_tokens.weight": (VOCAB, hidden),
+        "shared_head.head.weight": (VOCAB, hidden),
+        "mlp.gate.weight": (config["n_routed_experts"], hidden),
+        "mlp.gate.e_score_correction_bias": (config["n_routed_experts"],),
+    }
+    experts = [f"experts.{e}" for e in range(config["n_routed_experts"])]
+    for name in [*experts, "shared_experts"]:
+        shapes |= {f"mlp.{name}.{p}_proj.weight": (inner, hidden) for p in ("gate", "up")}
+        shapes[f"mlp.{name}.down_proj.weight"] = (hidden, inner)
+    return {prefix + name: shape for name, shape in shapes.items()}
+
+
+def latent_attention(config: Mapping[str, Any]) -> Shapes:
+    """DeepSeek's, as published."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    q, kv, turned = config["q_lora_rank"], config["kv_lora_rank"], config["qk_rope_head_dim"]
+    plain, value = config["qk_nope_head_dim"], config["v_head_dim"]
+    return {
+        "q_a_proj.weight": (q, hidden),
+        "q_a_layernorm.weight": (q,),
+        "q_b_proj.weight": (heads * (plain + turned), q),
+        "kv_a_proj_with_mqa.weight": (kv + turned, hidden),
+        "kv_a_layernorm.weight": (kv,),
+        "kv_b_proj.weight": (heads * (plain + value), kv),
+        "o_proj.weight": (hidden, heads * value),
+    }
+
+
+def nextn(folder: Path) -> tuple[str, ...]:
+    """DeepSeek's layer beside a tiny DeepSeek."""
+    _, config = Tiny(Cpu(), family="deepseek_v3")._config()
+    prefix = f"model.layers.{config['num_hidden_layers']}."
+    shapes = nextn_shapes(config, prefix, latent_attention(config))
+    write(folder / "nextn", config, shapes)
+    return "model.family=deepseek_v3", "drafter=nextn", f"drafter.path={folder / 'nextn'}"
+
+
+def nextn_glm(folder: Path) -> tuple[str, ...]:
+    """GLM's layer, with grouped heads."""
+    _, config = Tiny(Cpu(), family="glm4_moe")._config()
+    hidden, size = config["hidden_size"], config["head_dim"]
+    plain = block_shapes("", hidden, 1, size, 4, 2) | head_norms("", size)
+    names = [k for k in plain if k.startswith("self_attn.")]
+    attention = {k.removeprefix("self_attn."): plain[k] for k in names}
+    prefix = f"model.layers.{config['num_hidden_layers']}."
+    write(folder / "glm", config, nextn_shapes(config, prefix, attention))
+    return "model.family=glm4_moe", "drafter=nextn", f"drafter.path={folder / 'glm'}"
+
+
+def block_layers(layers: int = 2) -> Shapes:
+    shapes: Shapes = {"fc.weight": (HIDDEN, 3 * HIDDEN)}
+    shapes |= {f"{name}.weight": (HIDDEN,) for name in ("hidden_norm", "norm")}
+    for prefix in (f"layers.{i}." for i in range(layers)):
+        shapes |= block_shapes(prefix, HIDDEN, 96, 16, 4, 2) | head_norms(prefix, 16)
+    return shapes
+
+
+def dflash(folder: Path) -> tuple[str, ...]:
+    """z-lab's nested settings, one layer with a window."""
+    nested = {"block_size": 5, "mask_token_id": 278, "target_layer_ids": [0, 2, 3]}
+    kinds = ["sliding_attention", "full_attention"]
+    config = {**LAYER, "architectures": ["DFlashDraftModel"], "dflash_config": nested,
+              "num_hidden_layers": 2, "layer_types": kinds, "sliding_window": 6}  # fmt: skip
+    write(folder / "dflash", config, block_layers())
+    return "model.family=llama", "drafter=dflash", f"drafter.path={folder / 'dflash'}"
+
+
+def dspark(folder: Path) -> tuple[str, ...]:
+    """A gated head, embedding and head of its own."""
+    shapes = block_layers() | {
+        "embed_tokens.weight": (VOCAB, HIDDEN),
+        "lm_head.weight": (VOCAB, HIDDEN),
+        "markov_head.markov_w1.weight": (VOCAB, 8),
+        "markov_head.markov_w2.weight": (VOCAB, 8),
+        "markov_head.gate_proj.weight": (8, HIDDEN + 8),
+        "markov_head.gate_proj.bias": (8,),
+        "confidence_head.proj.weight": (1, HIDDEN + 8),
+        "confidence_head.proj.bias": (1,),
+    }
+    config = {**LAYER, "architectures": ["Qwen3DSparkModel"], "num_hidden_layers": 2,
+              "block_size": 4, "mask_token_id": 278, "target_layer_ids": [0, 2, 3],
+              "markov_rank": 8, "markov_head_type": "gated", "enable_confidence_head": True,
+              "confidence_head_with_markov": True}  # fmt: skip
+    write(folder / "dspark", config, shapes)
+    return "model.family=llama", "drafter=dspark", f"drafter.path={folder / 'dspark'}"
+
+
+TINY: dict[str, Callable[[Path], tuple[str, ...]]] = {
+    "eagle3": eagle3,
+    "mtp": mtp,
+    "nextn": nextn,
+    "nextn_glm": nextn_glm,
+    "dflash": dflash,
+    "dspark": dspark,
+}

@@ -115,10 +115,10 @@ class Target(Part, Protocol):
 
     # Below: what drafters look at. Only targets whose `can` says "taps" have it.
 
-    layers: int  # decoder layers, those that keep no state of their own included
+    layer_count: int  # decoder layers, those that keep no state of their own included
     hidden_size: int
     config: Mapping[str, Any]  # the checkpoint's config.json as it stands there
-    folder: Any  # Path of the checkpoint
+    home: Any  # Path of the checkpoint's folder; None where there is none
 
     def tapped(self, tokens_BW: Any, caches: Seq[Any], taps: Seq[int]) -> tuple[Any, Any]:
         """hidden_BWD, and the outputs of the layers `taps` side by side in that order,

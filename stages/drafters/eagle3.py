@@ -27,6 +27,7 @@ from stages.drafters.neural.checkpoint import (
     fit,
     nbytes,
     read,
+    without_copies,
 )
 
 IGNORED = r"t2d|verifier_.*|rotary_emb\..*"
@@ -78,14 +79,18 @@ class Dialect:
         layer = config.get("transformer_layer_config")
         prefix = "midlayer." if "midlayer.hidden_norm.weight" in checkpoint else "layers.0."
         if layer is not None or config.get("speculators_model_type"):
-            before = config.get("eagle_aux_hidden_state_layer_ids") or _defaults(target.layers, 1)
+            before = config.get("eagle_aux_hidden_state_layer_ids") or _defaults(
+                target.layer_count, 1
+            )
             taps = tuple(EMBEDDING if i == 0 else i - 1 for i in before)
             return cls("speculators", prefix, taps, {**config, **(layer or {})})
         if (ids := config.get("target_layer_ids")) is not None:
             taps = tuple(EMBEDDING if i == -1 else i for i in ids)
             return cls("deepspec", prefix, taps, config)
         nested = config.get("eagle_config") or {}
-        taps = tuple(nested.get("eagle_aux_hidden_state_layer_ids") or _defaults(target.layers, 0))
+        taps = tuple(
+            nested.get("eagle_aux_hidden_state_layer_ids") or _defaults(target.layer_count, 0)
+        )
         return cls("safeai", prefix, taps, config)
 
 
@@ -105,11 +110,12 @@ class EagleModel:
         self.gemma = "gemma" in str(config.get("model_type", "")).lower() and (
             f"{dialect.prefix}pre_feedforward_layernorm.weight" in checkpoint
         )
+        self.scale = float(config["hidden_size"]) ** 0.5 if self.gemma else 1.0
         expected = self._expected(checkpoint)
         self._check(checkpoint, target)
         optional = {"embed_tokens.weight", "d2t", "lm_head.bias"}
         taken = checkpoint.take(expected, optional, IGNORED, dtype_of(target))
-        self.tensors: Tensors = evaluated(taken)
+        self.tensors: Tensors = evaluated(without_copies(taken, target, self.scale))
         head_dim = self._head_dim(checkpoint)
         self.eps = float(config.get("rms_norm_eps", 1e-6))
         shape = BlockShape(head_dim, self.eps, rope(head_dim, config), self.gemma)
@@ -161,12 +167,12 @@ class EagleModel:
             "inputs of fc (taps x hidden size)": (checkpoint.shape("fc.weight")[1], seen * theirs),
             "vocabulary": (config.get("vocab_size"), target.vocab_size),
             "hidden size": (None if own_embedding else config.get("hidden_size"), theirs),
-            "layers": (config.get("num_target_layers"), target.layers),
+            "layers": (config.get("num_target_layers"), target.layer_count),
         }
         fit(checkpoint.folder, target, facts)
-        if bad := [tap for tap in self._dialect.taps if not EMBEDDING <= tap < target.layers]:
+        if bad := [tap for tap in self._dialect.taps if not EMBEDDING <= tap < target.layer_count]:
             raise OpenError(
-                f"{checkpoint.folder} taps layers {bad}; {target.name} has 0..{target.layers - 1}."
+                f"{checkpoint.folder} taps layers {bad}; {target.name} has 0..{target.layer_count - 1}."
             )
 
     # --- the chain
@@ -182,8 +188,9 @@ class EagleModel:
     def embed(self, tokens_BW: mx.array) -> mx.array:
         table = self.tensors.get("embed_tokens.weight")
         if table is None:
-            return self._target.embed(tokens_BW)  # type: ignore[no-any-return]
-        return table[tokens_BW] * (table.shape[1] ** 0.5 if self.gemma else 1.0)
+            embedded: mx.array = self._target.embed(tokens_BW)
+            return embedded
+        return table[tokens_BW] * self.scale
 
     def forward(self, tokens_BW: mx.array, state_BWH: mx.array, caches: Sequence[Any]) -> mx.array:
         block, (cache,) = self.block, caches
@@ -192,12 +199,16 @@ class EagleModel:
         x, offset = mx.concatenate(both, -1), cache.offset
         mask = cache.make_mask(tokens_BW.shape[1])
         q, (k, v) = block.queries(x, offset), block.keys_values(x, offset)
-        attended = block.attend(q, *cache.update_and_fetch(k, v), mask)
+        k, v = cache.update_and_fetch(k, v)
+        attended = block.attend(q, k, v, mask)
         return block.finish(normed if self.residual_normed else state_BWH, attended)
 
     def scores(self, state_BWH: mx.array) -> mx.array:
         normed = mx.fast.rms_norm(state_BWH, self.tensors["norm.weight"], self.eps)
-        return normed @ self.tensors["lm_head.weight"].T
+        if (head := self.tensors.get("lm_head.weight")) is not None:
+            return normed @ head.T
+        scores: mx.array = self._target.head(normed)
+        return scores
 
     def to_target(self, ids: mx.array) -> mx.array:
         offsets = self.tensors.get("d2t")

@@ -72,7 +72,7 @@ class Local(MLXTarget):
             eos_ids=eos | _ids(config.get("eos_token_id")) | _ids(generation.get("eos_token_id")),
             generation=sampling(generation),
             config=config,
-            folder=folder,
+            home=folder,
             notes=[*notes, f"Chat template: {origin}."],
         )
 

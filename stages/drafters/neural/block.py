@@ -111,7 +111,8 @@ def head_norms(prefix: str, head_dim: int) -> dict[str, tuple[int, ...]]:
 def gemma_norms(prefix: str, hidden: int) -> dict[str, tuple[int, ...]]:
     """What Gemma 4 adds beyond that."""
     names = ("pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight")
-    return {prefix + name: (hidden,) for name in names} | {f"{prefix}layer_scalar": (1,)}
+    shapes: dict[str, tuple[int, ...]] = {prefix + name: (hidden,) for name in names}
+    return shapes | {f"{prefix}layer_scalar": (1,)}
 
 
 def rope(head_dim: int, config: Mapping[str, Any], layer_type: str = "") -> Rope:
@@ -122,11 +123,11 @@ def rope(head_dim: int, config: Mapping[str, Any], layer_type: str = "") -> Rope
     settings = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     settings = dict(settings.get(layer_type, settings))
     theta = config.get("rope_theta") or settings.get("rope_theta") or 10000.0
-    made = initialize_rope(
+    made: Rope = initialize_rope(
         head_dim,
         base=theta if not layer_type else settings.get("rope_theta", theta),
         traditional=False,
         scaling_config=settings or None,
         max_position_embeddings=config.get("max_position_embeddings"),
     )
-    return made  # type: ignore[no-any-return]
+    return made

@@ -14,7 +14,16 @@ from typing import Any, Protocol
 import mlx.core as mx
 import numpy as np
 
-from stages.drafters.neural.rows import Row, SeenRows, drawn, padded, padded_ids
+from stages.drafters.neural.rows import (
+    Row,
+    SeenRows,
+    best_chance,
+    drawn,
+    greedy,
+    padded,
+    padded_ids,
+    proposal,
+)
 
 
 class ChainModel(Protocol):
@@ -70,18 +79,23 @@ class ChainRows(SeenRows):
     def draft(self, pending: Seq[int], depths: Seq[int], samplers: Seq[Any]) -> list[list[int]]:
         starts = [row.last if depth else None for row, depth in zip(self.rows, depths, strict=True)]
         known = [start is not None for start in starts]
-        if not any(known):
+        widths = [depth * knows for depth, knows in zip(depths, known, strict=True)]
+        if not any(widths):
             return [[] for _ in depths]
-        steps = max(depth * knows for depth, knows in zip(depths, known, strict=True))
-        ids = self._chain(pending, starts, steps, samplers)
-        return [ids[row, :depth].tolist() if known[row] else [] for row, depth in enumerate(depths)]
+        picks = _Picks(self.model, samplers, [row.length + 1 for row in self.rows])
+        state = self._first(pending, starts)
+        tokens_B1 = picks.next(state)
+        for _ in range(1, max(widths)):
+            state = self._forward(tokens_B1, state, [int(knows) for knows in known])
+            tokens_B1 = picks.next(state)
+        self.cache.lengths = [
+            n - w for n, w in zip(self.cache.lengths, _made_up(widths), strict=True)
+        ]
+        return picks.proposals(widths)
 
-    def _chain(
-        self, pending: Seq[int], starts: Seq[mx.array | None], steps: int, samplers: Seq[Any]
-    ) -> np.ndarray:
-        """(B, steps) drafted ids. The cache keeps what had been waiting and nothing else."""
+    def _first(self, pending: Seq[int], starts: Seq[mx.array | None]) -> mx.array:
+        """What waits and then the pending token through the drafter: its output, (B, 1, H)."""
         tokens, shown = [row.tokens for row in self.rows], [row.shown for row in self.rows]
-        held = [n + len(ids) for n, ids in zip(self.cache.lengths, tokens, strict=True)]
         for index, start in enumerate(starts):
             if start is not None:
                 tokens[index] = [*tokens[index], pending[index]]
@@ -89,20 +103,45 @@ class ChainRows(SeenRows):
         states = self.run(tokens, shown)
         self.forget_waiting()
         last = mx.array([[max(0, len(ids) - 1)] for ids in tokens])
-        state = mx.take_along_axis(states, last[:, :, None], axis=1)
-        ids = [self._pick(state, samplers, 0)]
-        for step in range(1, steps):
-            widths = [int(start is not None) for start in starts]
-            state = self._forward(ids[-1], state, widths)
-            ids.append(self._pick(state, samplers, step))
-        self.cache.lengths = held
-        return np.asarray(mx.concatenate(ids, axis=1))
+        return mx.take_along_axis(states, last[:, :, None], axis=1)
 
-    def _pick(self, state_B1H: mx.array, samplers: Seq[Any], step: int) -> mx.array:
-        """(B, 1) ids to follow, of the target's vocabulary."""
+
+def _made_up(widths: Seq[int]) -> list[int]:
+    """Inputs of a draft that each row's cache is to forget again: pending, and all drafts but one of
+    the longest proposal, since rows run together."""
+    return [max(widths) * bool(width) for width in widths]
+
+
+class _Picks:
+    """The tokens chosen step by step: on the device while all rows are greedy."""
+
+    def __init__(self, model: ChainModel, samplers: Seq[Any], positions: Seq[int]):
+        self.model, self.samplers, self.positions = model, samplers, positions
+        self.greedy = greedy(samplers)
+        self.chosen: list[mx.array] = []  # (B, 1) each
+        self.sure: list[mx.array] = []  # (B,) each
+        self.sources: list[list[np.ndarray | None]] = []
+
+    def next(self, state_B1H: mx.array) -> mx.array:
         scores_BV = self.model.scores(state_B1H)[:, -1]
-        positions = [row.length + 1 + step for row in self.rows]
-        sampled = drawn(scores_BV, samplers, positions, self.model.spread)
-        if sampled is None:
-            sampled = self.model.to_target(mx.argmax(scores_BV, axis=-1))
-        return sampled[:, None]
+        if self.greedy:
+            ids = self.model.to_target(mx.argmax(scores_BV, axis=-1))
+            sources: list[np.ndarray | None] = [None] * len(self.positions)
+        else:
+            at = [position + len(self.chosen) for position in self.positions]
+            drawn_ids, sources = drawn(scores_BV, self.samplers, at, self.model.spread)
+            ids = mx.array(drawn_ids, mx.int32)
+        self.chosen.append(ids[:, None])
+        self.sure.append(best_chance(scores_BV))
+        self.sources.append(sources)
+        return self.chosen[-1]
+
+    def proposals(self, widths: Seq[int]) -> list[list[int]]:
+        """The first `widths[b]` of each row."""
+        ids_BW, sure_BW = mx.concatenate(self.chosen, axis=1), mx.stack(self.sure, axis=1)
+        mx.eval(ids_BW, sure_BW)
+        ids, sure = np.asarray(ids_BW), np.asarray(sure_BW)
+        return [
+            proposal(ids[row], sure[row], width, [at[row] for at in self.sources])
+            for row, width in enumerate(widths)
+        ]

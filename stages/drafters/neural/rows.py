@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from pipeline.types import Attachment, Change, LayerSlice, LayerSpec, Segment, State
+from pipeline.types import Attachment, Change, LayerSlice, LayerSpec, Proposal, Segment, State
 from stages.rows.attention import AttentionLayout
 from stages.rows.rows import LayeredRows, Prepared
 from stages.rows.state import owned
@@ -175,17 +175,36 @@ def padded(shown: Seq[Seq[mx.array]], width: int) -> mx.array:
 
 
 def drawn(
-    logits_BV: mx.array, samplers: Seq[Any], positions: Seq[int], spread: Any = None
-) -> mx.array | None:
-    """What rows that sample would draw from these scores with the noise of each position, the very
-    noise the target's own draw will have there; None where all rows are greedy. (B,) int32."""
-    greedy = [sampler is None or sampler.greedy for sampler in samplers]
-    if all(greedy):
-        return None
+    logits_BV: mx.array, samplers: Seq[Any], positions: Seq[int], spread: Any
+) -> tuple[list[int], list[np.ndarray | None]]:
+    """What each row would draw from these scores with the noise of its position, the very noise that
+    the target's own draw will have there (greedy rows: the best), and what it was drawn from.
+    `spread` makes host scores over the target's vocabulary."""
     host_BV = np.asarray(logits_BV.astype(mx.float32))
-    ids = host_BV.argmax(-1)
-    for row, (sampler, plain) in enumerate(zip(samplers, greedy, strict=True)):
-        scores_V = host_BV[row] if spread is None else spread(host_BV[row])
-        token = int(scores_V.argmax()) if plain else sampler.draw(scores_V, positions[row])[0]
-        ids[row] = token
-    return mx.array(ids.astype(np.int32))
+    ids: list[int] = []
+    sources: list[np.ndarray | None] = []
+    for scores, sampler, position in zip(host_BV, samplers, positions, strict=True):
+        scores_V, sampled = spread(scores), not greedy([sampler])
+        token = sampler.draw(scores_V, position)[0] if sampled else scores_V.argmax()
+        ids.append(int(token))
+        sources.append(scores_V if sampled else None)
+    return ids, sources
+
+
+def greedy(samplers: Seq[Any]) -> bool:
+    """Whether all rows want the best token, so that nothing need be read back on the way."""
+    return all(sampler is None or sampler.greedy for sampler in samplers)
+
+
+def best_chance(scores_BV: mx.array) -> mx.array:
+    """The drafter's own probability of its best token, (B,)."""
+    return mx.exp(scores_BV.max(-1) - mx.logsumexp(scores_BV, axis=-1)).astype(mx.float32)
+
+
+def proposal(
+    ids_W: np.ndarray, sure_W: np.ndarray, width: int, sources: Seq[np.ndarray | None]
+) -> Proposal:
+    """One row's first `width` ids with the drafter's confidence in each; `sources` is what they were
+    drawn from, None for those that were not drawn."""
+    scores = [source for source in sources[:width] if source is not None]
+    return Proposal(ids_W[:width].tolist(), sure_W[:width].tolist(), scores)

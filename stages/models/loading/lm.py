@@ -33,7 +33,7 @@ class Loaded:
     eos_ids: frozenset[int]
     generation: Sampling = field(default_factory=Sampling)
     config: Mapping[str, Any] = field(default_factory=dict)
-    folder: Path | None = None
+    home: Path | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -52,10 +52,10 @@ class MLXTarget:
     specs: tuple[LayerSpec, ...]
     dtype: str
     weight_bytes: int
-    layers: int
+    layer_count: int
     hidden_size: int
     config: Mapping[str, Any]
-    folder: Path | None
+    home: Path | None
 
     def __init__(self, device: Device, *, context: int | None, cache_dir: str | None):
         self.device, self.context = device, at_least("context", context, 1)
@@ -73,7 +73,7 @@ class MLXTarget:
         loaded = self.load()
         self.tokenizer, self.artifact = loaded.tokenizer, loaded.artifact
         self.eos_ids, self.generation = loaded.eos_ids, loaded.generation
-        self.config, self.folder = loaded.config, loaded.folder
+        self.config, self.home = loaded.config, loaded.home
         self.notes = [*loaded.notes, *lay_out(loaded.model, self.device)]
         self.notes += quicken(loaded.model, self.device)
         self.context_len = self._context(loaded.context_len)
@@ -133,7 +133,7 @@ class MLXTarget:
         self.weight_bytes = sum(array.nbytes for array in parameters)
         self.dtype = self.specs[0].signature.rsplit(":", 1)[-1] if self.specs else "float32"
         self._split, self._taps = split, TappedModel(split)
-        self.layers = len(self._taps.layers)
+        self.layer_count = len(self._taps.layers)
         self.hidden_size = split.hidden(mx.zeros((1, 1), mx.int32), None).shape[-1]
 
 
