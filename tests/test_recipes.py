@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tiny_drafters import KINDS
 
 import pipeline
 from pipeline.build import build
@@ -16,7 +17,7 @@ RECIPES = [path for paths in recipes().values() for path in paths]
 # What a recipe leaves to whoever starts it.
 OWN = {"gguf": ["model.path=some.gguf"], "local": ["model.path=some_folder"]}
 # Recipes whose drafter looks into the model: they need one with layers, and a drafter's folder.
-HEADS = {"eagle3", "mtp", "nextn", "dflash", "dspark"}
+HEADS = set(KINDS)
 OWN |= {name: ["model.path=some_folder", "drafter.path=some_head"] for name in HEADS}
 # Options for other machines, and spellings of what `auto` chooses.
 ELSEWHERE = {"device": {"metal", "cuda"}}
@@ -37,8 +38,10 @@ def test_composes_checks_and_is_drawn(path):
 def test_answers_on_the_fake_model(path):
     others = ["drafter=none"] if path.stem in HEADS else []
     with pipeline.load(str(path), "model=fake", *others, "debug=none", "telemetry=quiet") as engine:
-        answer = engine.generate("hello", max_tokens=10)
-    assert len(answer["token_ids"]) == 10
+        decodes = "decode" in engine.pipeline.phases
+        answer = engine.generate("hello", max_tokens=10, prompt_logprobs=None if decodes else 1)
+    assert len(answer["token_ids"]) == (10 if decodes else 0)
+    assert len(answer.get("prompt_logprobs", ())) == (0 if decodes else answer["prompt_tokens"])
     assert answer["finish_reason"] == "length"
 
 

@@ -192,3 +192,5 @@ TINY: dict[str, Callable[[Path], tuple[str, ...]]] = {
     "dflash": dflash,
     "dspark": dspark,
 }
+
+KINDS = ("eagle3", "mtp", "nextn", "dflash", "dspark")  # options that need a checkpoint

@@ -75,6 +75,7 @@ class Tokenizer(Protocol):
 
     template: str | None  # chat template source; None: a base model
     identity: str  # digest of vocabulary, merges, template and special tokens
+    special_ids: frozenset[int]  # ids with a meaning of their own, which give no text
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Ids of `text`; a BOS the text already starts with is not doubled."""
@@ -297,7 +298,8 @@ class Depth(Part, Protocol):
 class RowSampler(Protocol):
     """One request's way of choosing tokens. Noise depends on (seed, position) alone."""
 
-    greedy: bool  # plain argmax: no history, no noise, no log-probabilities
+    greedy: bool  # plain argmax: no history, no noise, no constraint, no log-probabilities
+    matcher: Matcher  # the row's place in its constraint; `push` and `restart` move it along
 
     def draw(self, logits_V: Any, position: int) -> tuple[int, TokenLogprob | None]:
         """The target's own token at absolute `position`; changes nothing. logits_V is a host array."""
@@ -315,9 +317,14 @@ class Sampler(Part, Protocol):
     defaults: Sampling
 
     def bind(
-        self, sampling: Sampling, seed: int, prompt_ids: Seq[int], logprobs: int | None
+        self,
+        sampling: Sampling,
+        seed: int,
+        prompt_ids: Seq[int],
+        logprobs: int | None,
+        matcher: Matcher | None = None,
     ) -> RowSampler:
-        """`sampling` is resolved: nothing in it is None except seed."""
+        """`sampling` is resolved: nothing in it is None except seed. Without a matcher: unconstrained."""
 
 
 class Rule(Part, Protocol):
@@ -332,19 +339,36 @@ class Rule(Part, Protocol):
 
 
 class Matcher(Protocol):
-    """One row's place in its constraint; advanced by emitted tokens only."""
+    """One row's place in its constraint; moved by emitted tokens only, asked on the owner thread."""
 
-    def mask(self, logits_V: Any) -> Any: ...
-    def push(self, token_id: int) -> None: ...
-    def forced(self, limit: int) -> list[int]: ...
+    free: bool  # every token is allowed, always
+
     @property
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Satisfied, and nothing can follow: the row ends, and nothing more is sampled."""
+
+    def mask(self, logits_V: Any) -> Any:
+        """The scores (host) with -inf at what may not come next; allowed scores untouched. A new
+        array if anything differs. RuntimeError where nothing may come."""
+
+    def push(self, token_id: int) -> None: ...
+    def restart(self, output_ids: Seq[int]) -> None:
+        """After a fault or a resume: exactly these tokens were emitted."""
+
+    def legal(self, token_ids: Seq[int]) -> int:
+        """How many leading tokens of a proposal may come. Changes nothing."""
+
+    def forced(self, limit: int) -> list[int]:
+        """0..limit tokens that spell what must come, as the tokenizer would. Changes nothing. Another
+        spelling may be legal too, so they are a proposal and no decision."""
 
 
 class Constraint(Part, Protocol):
-    """Compiles a request's grammar. RequestError that says where, if it cannot."""
+    """Compiles a request's grammar; on the preparation pool, so safe on any thread."""
 
-    def bind(self, request: Request, tokenizer: Tokenizer) -> Matcher | None: ...
+    def bind(self, request: Request, target: Target, prompt_ids: Seq[int]) -> Matcher:
+        """A free matcher for a request without a grammar. RequestError that says where, if the
+        grammar cannot be compiled or this option takes none."""
 
 
 class Adapters(Part, Protocol):
