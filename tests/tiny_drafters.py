@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 from targets import Cpu
 
-from stages.drafters.neural.block import block_shapes, head_norms
+from stages.drafters.neural.block import block_shapes, gemma_norms, head_norms
 from stages.models.tiny import Tiny
 
 HIDDEN, VOCAB, LAYERS = 64, 279, 4  # of `model=tiny model.family=llama`
@@ -184,6 +184,32 @@ def dspark(folder: Path) -> tuple[str, ...]:
     return "model.family=llama", "drafter=dspark", f"drafter.path={folder / 'dspark'}"
 
 
+def assistant(folder: Path, sizes: tuple[int, int] = (16, 32)) -> tuple[str, ...]:
+    """Gemma 4's, plain head; `sizes` of sliding and full heads are the tiny target's."""
+    kinds = ["sliding_attention"] * 3 + ["full_attention"]
+    text = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4,
+            "layer_types": kinds, "vocab_size": VOCAB, "rms_norm_eps": 1e-6,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25,
+                                   "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}  # fmt: skip
+    config = {"model_type": "gemma4_assistant", "text_config": text}
+    shapes: Shapes = {
+        "model.embed_tokens.weight": (VOCAB, 32),
+        "model.norm.weight": (32,),
+        "pre_projection.weight": (32, 2 * HIDDEN),
+        "post_projection.weight": (HIDDEN, 32),
+    }
+    for i, kind in enumerate(kinds):
+        prefix, size = f"model.layers.{i}.", sizes[kind == kinds[-1]]
+        layer = block_shapes(prefix, 32, 40, size, 4, 1) | head_norms(prefix, size)
+        layer |= gemma_norms(prefix, 32)
+        own = ("k_proj", "v_proj", "k_norm")
+        shapes |= {k: v for k, v in layer.items() if not any(name in k for name in own)}
+    write(folder / "assistant", config, shapes)
+    return "model.family=gemma4", "drafter=assistant", f"drafter.path={folder / 'assistant'}"
+
+
 TINY: dict[str, Callable[[Path], tuple[str, ...]]] = {
     "eagle3": eagle3,
     "mtp": mtp,
@@ -191,6 +217,14 @@ TINY: dict[str, Callable[[Path], tuple[str, ...]]] = {
     "nextn_glm": nextn_glm,
     "dflash": dflash,
     "dspark": dspark,
+    "assistant": assistant,
 }
 
-KINDS = ("eagle3", "mtp", "nextn", "dflash", "dspark")  # options that need a checkpoint
+KINDS = (
+    "eagle3",
+    "mtp",
+    "nextn",
+    "dflash",
+    "dspark",
+    "assistant",
+)  # options that need a checkpoint

@@ -21,7 +21,6 @@ from pipeline.types.parts import (
     Stage,
     Target,
     Tier,
-    Tokenizer,
 )
 from pipeline.types.request import (
     NEUTRAL,
@@ -52,6 +51,7 @@ from pipeline.types.sequence import (
     State,
 )
 from pipeline.types.sharing import Limits, Scheduler
+from pipeline.types.text import Tokenizer
 
 __all__ = [
     "AFTER_NORM",

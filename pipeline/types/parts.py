@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from pipeline.types.request import Request, Sampling, TokenLogprob
 from pipeline.types.sequence import Attachment, Batch, Emitted, LayerSpec, Sequence, State
+from pipeline.types.text import Tokenizer
 
 Abilities = Collection[str]
 
@@ -60,37 +61,6 @@ class Device(Part, Protocol):
     def limit_memory(self, nbytes: int | None) -> Mapping[str, int]:
         """Bound what MLX may allocate, and on Metal keep resident; None puts back what was before.
         The bounds now in force, by name."""
-
-
-class StreamDecoder(Protocol):
-    """Turns ids into text piece by piece. Joined pieces equal the one-shot decode of all ids,
-    whatever the split; no piece ends in the middle of a character."""
-
-    def push(self, token_id: int) -> str: ...
-    def flush(self) -> str: ...
-
-
-class Tokenizer(Protocol):
-    """Text to ids and back; safe on any thread, holds no device arrays."""
-
-    template: str | None  # chat template source; None: a base model
-    identity: str  # digest of vocabulary, merges, template and special tokens
-    special_ids: frozenset[int]  # ids with a meaning of their own, which give no text
-
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Ids of `text`; a BOS the text already starts with is not doubled."""
-
-    def render(
-        self, messages: Seq[Mapping[str, Any]], args: Mapping[str, Any], *, reply: bool = True
-    ) -> list[int]:
-        """Ids of a chat, with the header of the assistant's turn if `reply`.
-        RequestError (400) where there is no template or the template refuses."""
-
-    def decode(self, ids: Seq[int]) -> str: ...
-    def token_bytes(self, token_id: int) -> bytes:
-        """The token's own bytes, special tokens included by their text."""
-
-    def decoder(self) -> StreamDecoder: ...
 
 
 class Target(Part, Protocol):
@@ -206,6 +176,12 @@ class Rows(Protocol):
         """An owned, evaluated, compact state of the row's first len(tokens) tokens, whose segments
         begin at `start` (the tier already holds the rest)."""
 
+    def donor(self, layer: int) -> tuple[Any, Any, Seq[int]] | None:
+        """For drafters that attend to the target's own keys: keys and values (B, H, T, D) of an
+        attention layer in temporal order, spelled out, and the position of each row's first slot;
+        None before the first token. Lazy; use it up before the next round. Only where the policy
+        can "donor"."""
+
     def nbytes(self) -> int: ...
     def check_integrity(self) -> None:
         """Recount everything; AssertionError with the numbers."""
@@ -276,7 +252,8 @@ class Drafter(Part, Protocol):
     namespace: str
     taps: Seq[int]  # layers whose outputs it wants to see (or AFTER_NORM, EMBEDDING), after `open`
 
-    def rows(self, target: Target, max_width: int) -> DraftRows: ...
+    def rows(self, target: Target, max_width: int) -> DraftRows:
+        """Empty rows. If they have a method `watch`, it is given the target's rows of their batch."""
 
 
 class Depth(Part, Protocol):

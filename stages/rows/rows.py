@@ -154,6 +154,11 @@ class LayeredRows:
             {stop: payloads} if payloads else {},
         )
 
+    def donor(self, layer: int) -> tuple[mx.array, mx.array, Seq[int]] | None:
+        donated: tuple[mx.array, mx.array, Seq[int]] | None
+        donated = self.layouts[layer].donor(self.lengths)  # type: ignore[attr-defined]
+        return donated
+
     # --- books
 
     def arrays(self) -> list[mx.array]:

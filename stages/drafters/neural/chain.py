@@ -26,16 +26,8 @@ from stages.drafters.neural.rows import (
 )
 
 
-class ChainModel(Protocol):
-    """What a family computes. H is what it hands from step to step, Vd its own vocabulary."""
-
-    layers: int  # attention layers, each with a cache
-
-    def enter(self, shown_BWF: mx.array) -> mx.array:
-        """What the target showed, as `forward` takes it (B, W, H)."""
-
-    def forward(self, tokens_BW: mx.array, state_BWH: mx.array, caches: Seq[Any]) -> mx.array:
-        """The next states (B, W, H)."""
+class Scorer(Protocol):
+    """What a family's states say of tokens. H is a state's size, Vd the drafter's own vocabulary."""
 
     def scores(self, state_BWH: mx.array) -> mx.array:
         """(B, W, Vd)."""
@@ -45,6 +37,18 @@ class ChainModel(Protocol):
 
     def spread(self, scores_Vd: np.ndarray) -> np.ndarray:
         """Scores over the target's vocabulary, -inf for what the drafter does not know."""
+
+
+class ChainModel(Scorer, Protocol):
+    """What a family hands from step to step."""
+
+    layers: int  # attention layers, each with a cache
+
+    def enter(self, shown_BWF: mx.array) -> mx.array:
+        """What the target showed, as `forward` takes it (B, W, H)."""
+
+    def forward(self, tokens_BW: mx.array, state_BWH: mx.array, caches: Seq[Any]) -> mx.array:
+        """The next states (B, W, H)."""
 
 
 class ChainRows(SeenRows):
@@ -82,7 +86,7 @@ class ChainRows(SeenRows):
         widths = [depth * knows for depth, knows in zip(depths, known, strict=True)]
         if not any(widths):
             return [[] for _ in depths]
-        picks = _Picks(self.model, samplers, [row.length + 1 for row in self.rows])
+        picks = Picks(self.model, samplers, [row.length + 1 for row in self.rows])
         state = self._first(pending, starts)
         tokens_B1 = picks.next(state)
         for _ in range(1, max(widths)):
@@ -112,10 +116,10 @@ def _made_up(widths: Seq[int]) -> list[int]:
     return [max(widths) * bool(width) for width in widths]
 
 
-class _Picks:
+class Picks:
     """The tokens chosen step by step: on the device while all rows are greedy."""
 
-    def __init__(self, model: ChainModel, samplers: Seq[Any], positions: Seq[int]):
+    def __init__(self, model: Scorer, samplers: Seq[Any], positions: Seq[int]):
         self.model, self.samplers, self.positions = model, samplers, positions
         self.greedy = greedy(samplers)
         self.chosen: list[mx.array] = []  # (B, 1) each
