@@ -49,7 +49,7 @@ def test_it_drafts_past_the_window_and_over_coded_keys(tmp_path):
     family, config = Tiny(Cpu(), family="gemma4")._config()
     sizes = {"head_dim": 32, "global_head_dim": 64}
     checkpoint.write(tmp_path / "model", family.module, {**config, **sizes}, 0)
-    model = ("model=local", f"model.path={tmp_path / 'model'}", "tier=none")
+    model = ("model=local", f"model.path={tmp_path / 'model'}", "tier=none", "sampler=greedy")
     model = (*model, "kv=kv8", "kv.group_size=32")
     with serving(*model, "flow=plain", "drafter=none", recipe="local") as engine:
         plain = engine.generate(prompt_ids(300), max_tokens=12, ignore_eos=True)

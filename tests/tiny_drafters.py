@@ -56,15 +56,19 @@ def _random(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> n
     return noise * (1.5 * shape[-1] ** -0.5 if len(shape) > 1 else 0.1)
 
 
-def eagle3(folder: Path) -> tuple[str, ...]:
+def eagle_shapes(hidden: int, inner: int, size: int, heads: int, kv: int, own: int) -> Shapes:
     """SafeAILab's dialect with a smaller vocabulary, the target's embedding shared."""
-    shapes = block_shapes("midlayer.", HIDDEN, 96, 16, 4, 2, wide=2) | {
-        "midlayer.hidden_norm.weight": (HIDDEN,),
-        "fc.weight": (HIDDEN, 3 * HIDDEN),
-        "norm.weight": (HIDDEN,),
-        "lm_head.weight": (200, HIDDEN),
-        "d2t": (200,),
+    return block_shapes("midlayer.", hidden, inner, size, heads, kv, wide=2) | {
+        "midlayer.hidden_norm.weight": (hidden,),
+        "fc.weight": (hidden, 3 * hidden),
+        "norm.weight": (hidden,),
+        "lm_head.weight": (own, hidden),
+        "d2t": (own,),
     }
+
+
+def eagle3(folder: Path) -> tuple[str, ...]:
+    shapes = eagle_shapes(HIDDEN, 96, 16, 4, 2, 200)
     config = {**LAYER, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 200}
     write(folder / "eagle3", config, shapes)
     return "model.family=llama", "drafter=eagle3", f"drafter.path={folder / 'eagle3'}"
@@ -134,23 +138,31 @@ def nextn(folder: Path) -> tuple[str, ...]:
     return "model.family=deepseek_v3", "drafter=nextn", f"drafter.path={folder / 'nextn'}"
 
 
-def nextn_glm(folder: Path) -> tuple[str, ...]:
+def nextn_glm_shapes(config: Mapping[str, Any]) -> Shapes:
     """GLM's layer, with grouped heads."""
-    _, config = Tiny(Cpu(), family="glm4_moe")._config()
     hidden, size = config["hidden_size"], config["head_dim"]
-    plain = block_shapes("", hidden, 1, size, 4, 2) | head_norms("", size)
+    heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
+    plain = block_shapes("", hidden, 1, size, heads, kv) | head_norms("", size)
     names = [k for k in plain if k.startswith("self_attn.")]
     attention = {k.removeprefix("self_attn."): plain[k] for k in names}
-    prefix = f"model.layers.{config['num_hidden_layers']}."
-    write(folder / "glm", config, nextn_shapes(config, prefix, attention))
+    return nextn_shapes(config, f"model.layers.{config['num_hidden_layers']}.", attention)
+
+
+def nextn_glm(folder: Path) -> tuple[str, ...]:
+    _, config = Tiny(Cpu(), family="glm4_moe")._config()
+    write(folder / "glm", config, nextn_glm_shapes(config))
     return "model.family=glm4_moe", "drafter=nextn", f"drafter.path={folder / 'glm'}"
 
 
-def block_layers(layers: int = 2) -> Shapes:
-    shapes: Shapes = {"fc.weight": (HIDDEN, 3 * HIDDEN)}
-    shapes |= {f"{name}.weight": (HIDDEN,) for name in ("hidden_norm", "norm")}
+def block_layers(
+    hidden: int = HIDDEN, inner: int = 96, size: int = 16, heads: int = 4, kv: int = 2,
+    layers: int = 2,
+) -> Shapes:  # fmt: skip
+    """DFlash's backbone over three taps."""
+    shapes: Shapes = {"fc.weight": (hidden, 3 * hidden)}
+    shapes |= {f"{name}.weight": (hidden,) for name in ("hidden_norm", "norm")}
     for prefix in (f"layers.{i}." for i in range(layers)):
-        shapes |= block_shapes(prefix, HIDDEN, 96, 16, 4, 2) | head_norms(prefix, 16)
+        shapes |= block_shapes(prefix, hidden, inner, size, heads, kv) | head_norms(prefix, size)
     return shapes
 
 
@@ -184,28 +196,35 @@ def dspark(folder: Path) -> tuple[str, ...]:
     return "model.family=llama", "drafter=dspark", f"drafter.path={folder / 'dspark'}"
 
 
-def assistant(folder: Path, sizes: tuple[int, int] = (16, 32)) -> tuple[str, ...]:
-    """Gemma 4's, plain head; `sizes` of sliding and full heads are the tiny target's."""
+def assistant_shapes(
+    sizes: tuple[int, int], heads: int, backbone: int
+) -> tuple[dict[str, Any], Shapes]:
+    """Configuration and tensors of a Gemma 4 assistant; `sizes` of sliding and full heads."""
     kinds = ["sliding_attention"] * 3 + ["full_attention"]
-    text = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4,
+    turns = {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25,
+                                "rope_theta": 1e6},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}  # fmt: skip
+    text = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": heads,
             "layer_types": kinds, "vocab_size": VOCAB, "rms_norm_eps": 1e-6,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25,
-                                   "rope_theta": 1e6},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}  # fmt: skip
-    config = {"model_type": "gemma4_assistant", "text_config": text}
+            "rope_parameters": turns}  # fmt: skip
     shapes: Shapes = {
         "model.embed_tokens.weight": (VOCAB, 32),
         "model.norm.weight": (32,),
-        "pre_projection.weight": (32, 2 * HIDDEN),
-        "post_projection.weight": (HIDDEN, 32),
+        "pre_projection.weight": (32, 2 * backbone),
+        "post_projection.weight": (backbone, 32),
     }
     for i, kind in enumerate(kinds):
         prefix, size = f"model.layers.{i}.", sizes[kind == kinds[-1]]
-        layer = block_shapes(prefix, 32, 40, size, 4, 1) | head_norms(prefix, size)
+        layer = block_shapes(prefix, 32, 40, size, heads, 1) | head_norms(prefix, size)
         layer |= gemma_norms(prefix, 32)
         own = ("k_proj", "v_proj", "k_norm")
         shapes |= {k: v for k, v in layer.items() if not any(name in k for name in own)}
+    return {"model_type": "gemma4_assistant", "text_config": text}, shapes
+
+
+def assistant(folder: Path, sizes: tuple[int, int] = (16, 32)) -> tuple[str, ...]:
+    """`sizes` of sliding and full heads are the tiny target's."""
+    config, shapes = assistant_shapes(sizes, heads=4, backbone=HIDDEN)
     write(folder / "assistant", config, shapes)
     return "model.family=gemma4", "drafter=assistant", f"drafter.path={folder / 'assistant'}"
 
