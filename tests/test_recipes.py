@@ -17,7 +17,7 @@ RECIPES = [path for paths in recipes().values() for path in paths]
 # What a recipe leaves to whoever starts it.
 OWN = {"gguf": ["model.path=some.gguf"], "local": ["model.path=some_folder"]}
 # Recipes whose drafter looks into the model: they need one with layers, and a drafter's folder.
-HEADS = set(KINDS)
+HEADS = {"heads", *KINDS}
 OWN |= {name: ["model.path=some_folder", "drafter.path=some_head"] for name in HEADS}
 # Options for other machines, and spellings of what `auto` chooses.
 ELSEWHERE = {"device": {"metal", "cuda"}}

@@ -246,4 +246,5 @@ KINDS = (
     "dflash",
     "dspark",
     "assistant",
+    "auto",
 )  # options that need a checkpoint
