@@ -206,6 +206,8 @@ class AssistantRows(SeenRows):
         self._rows: Rows | None = None
 
     def watch(self, rows: Rows) -> None:
+        if not hasattr(rows, "donor"):  # chosen by `auto`, whose needs are not known to `check`
+            raise OpenError("An assistant reads the model's keys; this KV policy has none to show.")
         self._rows = rows
 
     def wait(self, row: Row, tokens: Seq[int], shown_WF: mx.array) -> None:

@@ -51,7 +51,6 @@ class NextLayer:
         expected |= {names.layer + name: tuple(array.shape) for name, array in own}
         self.tensors: Tensors = evaluated(checkpoint.take(expected, (), ignored, dtype))
         layer.load_weights([(name, self.tensors[names.layer + name]) for name, _ in own])
-        self.bytes_per_token = 0.0
 
     def _norm(self, x: mx.array, name: str) -> mx.array:
         return mx.fast.rms_norm(x, self.tensors[name], self.eps)
