@@ -206,8 +206,10 @@ class AssistantRows(SeenRows):
         self._rows: Rows | None = None
 
     def watch(self, rows: Rows) -> None:
-        if not hasattr(rows, "donor"):  # chosen by `auto`, whose needs are not known to `check`
-            raise OpenError("An assistant reads the model's keys; this KV policy has none to show.")
+        """Asks for the keys once, so that a policy without any is refused at startup (`check` cannot
+        know what `auto` will choose)."""
+        for layer in self._donors.values():
+            rows.donor(layer)
         self._rows = rows
 
     def wait(self, row: Row, tokens: Seq[int], shown_WF: mx.array) -> None:
