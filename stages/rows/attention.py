@@ -48,6 +48,10 @@ class AttentionLayout:
         self, width: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
         """The mask of this forward: None or "causal" where they say the same as the full mask."""
+        if self.window and window_size not in (None, self.window):
+            raise ValueError(
+                f"asks for a window of {window_size} of a layer that keeps {self.window}"
+            )
         low, stop = self._span()
         window = self.window or window_size or 0
         return self._frame.least_mask(tuple(self.starts), low, stop, window, return_array)

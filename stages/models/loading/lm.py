@@ -13,8 +13,8 @@ from pipeline.errors import OpenError, at_least
 from pipeline.types import Device, LayerSpec, Sampling, Tokenizer
 from stages.models.loading.cpu_math import quicken
 from stages.models.loading.fingerprint import user_folder
+from stages.models.loading.fronts import make_ragged
 from stages.models.loading.layers import layer_specs
-from stages.models.loading.llama4 import make_ragged
 from stages.models.loading.mixers import make_replayable
 from stages.models.loading.precision import lay_out
 from stages.models.loading.ragged import prove_ragged
