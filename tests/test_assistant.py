@@ -6,14 +6,11 @@ import mlx.core as mx
 import pytest
 from neural import GOLDEN, close, golden, seen_by, with_config
 from support import prompt_ids, serving
-from targets import Cpu
 from tiny_drafters import assistant
 
 from pipeline.errors import OpenError
 from pipeline.types import LayerSpec
 from stages.drafters.assistant import Assistant
-from stages.models.loading import checkpoint
-from stages.models.tiny import Tiny
 
 SPECS = (
     LayerSpec("sliding", 5, "sliding:2x16:float32"),
@@ -46,14 +43,11 @@ def test_one_step_is_the_references(name):
 def test_it_drafts_past_the_window_and_over_coded_keys(tmp_path):
     """Window 12, a prompt of 300, keys and values as 8-bit codes (which want heads of 32)."""
     chosen = assistant(tmp_path, sizes=(32, 64))[1:]
-    family, config = Tiny(Cpu(), family="gemma4")._config()
-    sizes = {"head_dim": 32, "global_head_dim": 64}
-    checkpoint.write(tmp_path / "model", family.module, {**config, **sizes}, 0)
-    model = ("model=local", f"model.path={tmp_path / 'model'}", "tier=none", "sampler=greedy")
+    model = ("model.family=gemma4", "model.head_size=32", "tier=none")
     model = (*model, "kv=kv8", "kv.group_size=32")
-    with serving(*model, "flow=plain", "drafter=none", recipe="local") as engine:
+    with serving(*model, "flow=plain", "drafter=none") as engine:
         plain = engine.generate(prompt_ids(300), max_tokens=12, ignore_eos=True)
-    with serving(*model, *chosen, "depth.max=3", recipe="local") as engine:
+    with serving(*model, *chosen, "flow=speculative", "depth.max=3") as engine:
         ours = engine.generate(prompt_ids(300), max_tokens=12, ignore_eos=True)
     assert ours["token_ids"] == plain["token_ids"]
     assert ours["speculation"]["drafted"] > 20

@@ -25,7 +25,7 @@ VOCAB, IDS = 279, [3, 41, 270, 8, 8, 17]
 def looked_at(config, table, head=None, **more):
     """A target of which only numbers, embedding and head are there."""
     target = seen_by(config["hidden_size"], len(table), config["num_hidden_layers"], **more)
-    target.config, target.artifact = config, "a"
+    target.model_config, target.artifact = config, "a"
     target.embed = lambda ids: mx.array(table)[ids]
     target.head = lambda h: h @ mx.array(table if head is None else head).T
     return target
@@ -78,7 +78,7 @@ def qwen_by_numpy(w, config, table, ids, hidden):
 @pytest.fixture
 def qwen(tmp_path):
     """A head with zero-centred norms, with and without its prefix, and numpy's answer."""
-    _, config = Tiny(Cpu(), family="qwen3_5")._config()
+    config = Tiny(Cpu(), family="qwen3_5")._settings()
     rope = {"type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
     config = {**config, "vocab_size": VOCAB, "rope_parameters": rope}
     home = write(tmp_path / "raw", config, mtp_shapes(config, "mtp."))
@@ -162,7 +162,7 @@ def experts(z, w):
 
 
 def test_a_deepseek_layer_is_what_its_description_says(tmp_path):
-    _, config = Tiny(Cpu(), family="deepseek_v3")._config()
+    config = Tiny(Cpu(), family="deepseek_v3")._settings()
     prefix = "model.layers.4."
     folder = write(tmp_path, config, nextn_shapes(config, prefix, latent_attention(config)))
     raw = mx.load(str(folder / "model.safetensors"))
@@ -186,7 +186,7 @@ def test_a_head_inside_the_targets_checkpoint_is_found(tmp_path):
     source = Tiny(Cpu(), family="qwen3_5", cache_dir=str(tmp_path / "cache"))
     home = tmp_path / "model"
     shutil.copytree(source.locate(), home)
-    head = write(tmp_path / "head", {}, mtp_shapes(source._config()[1], "mtp."))
+    head = write(tmp_path / "head", {}, mtp_shapes(source._settings(), "mtp."))
     shutil.copy(head / "model.safetensors", home / "model-mtp.safetensors")
     with serving("model=local", f"model.path={home}", "flow=speculative", "depth.max=2",
                  "drafter=mtp", recipe="local") as engine:  # fmt: skip

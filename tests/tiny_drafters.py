@@ -88,7 +88,7 @@ def mtp_shapes(config: Mapping[str, Any], prefix: str = "") -> Shapes:
 
 def mtp(folder: Path) -> tuple[str, ...]:
     """A folder of its own, without the prefix."""
-    _, config = Tiny(Cpu(), family="qwen3_5")._config()
+    config = Tiny(Cpu(), family="qwen3_5")._settings()
     write(folder / "mtp", {"model_type": "qwen3_5_mtp"}, mtp_shapes(config))
     return "model.family=qwen3_5", "drafter=mtp", f"drafter.path={folder / 'mtp'}"
 
@@ -131,7 +131,7 @@ def latent_attention(config: Mapping[str, Any]) -> Shapes:
 
 def nextn(folder: Path) -> tuple[str, ...]:
     """DeepSeek's layer beside a tiny DeepSeek."""
-    _, config = Tiny(Cpu(), family="deepseek_v3")._config()
+    config = Tiny(Cpu(), family="deepseek_v3")._settings()
     prefix = f"model.layers.{config['num_hidden_layers']}."
     shapes = nextn_shapes(config, prefix, latent_attention(config))
     write(folder / "nextn", config, shapes)
@@ -149,7 +149,7 @@ def nextn_glm_shapes(config: Mapping[str, Any]) -> Shapes:
 
 
 def nextn_glm(folder: Path) -> tuple[str, ...]:
-    _, config = Tiny(Cpu(), family="glm4_moe")._config()
+    config = Tiny(Cpu(), family="glm4_moe")._settings()
     write(folder / "glm", config, nextn_glm_shapes(config))
     return "model.family=glm4_moe", "drafter=nextn", f"drafter.path={folder / 'glm'}"
 

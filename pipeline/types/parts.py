@@ -88,7 +88,7 @@ class Target(Part, Protocol):
 
     layer_count: int  # decoder layers, those that keep no state of their own included
     hidden_size: int
-    config: Mapping[str, Any]  # the checkpoint's config.json as it stands there
+    model_config: Mapping[str, Any]  # the checkpoint's config.json as it stands there
     home: Any  # Path of the checkpoint's folder; None where there is none
 
     def tapped(self, tokens_BW: Any, caches: Seq[Any], taps: Seq[int]) -> tuple[Any, Any]:

@@ -72,7 +72,7 @@ class MTP:
         theirs = self._target.hidden_size
         width = mine.shape("fc.weight")[1]
         fit(mine.folder, self._target, {"inputs of fc (2 x hidden size)": (width, 2 * theirs)})
-        layer = _layer(self._target.config, moe="layers.0.mlp.gate.weight" in mine)
+        layer = _layer(self._target.model_config, moe="layers.0.mlp.gate.weight" in mine)
         model = NextLayer(self._target, layer, mine, NAMES, dtype=dtype_of(self._target))
         inside = self.path is None
         return model, self._target.artifact if inside else checkpoint.identity()

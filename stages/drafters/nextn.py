@@ -55,7 +55,7 @@ class NextN:
         self.model, artifact = self._load()
         self.namespace = f"nextn:{artifact}:{self.chain}"
         self.weight_bytes = nbytes(self.model.tensors)
-        config, size = self._target.config, dtype_of(self._target).size
+        config, size = self._target.model_config, dtype_of(self._target).size
         latent = config.get("kv_lora_rank")
         heads = 2 * config["num_key_value_heads"] * config.get("head_dim", 0)
         held = latent + config["qk_rope_head_dim"] if latent else heads
@@ -72,7 +72,7 @@ class NextN:
         target, place = self._target, self.path or self._target.home
         if not isinstance(place, str | Path):
             raise OpenError(f"{target.name} has no checkpoint folder; set drafter.path.")
-        config = dict(target.config)
+        config = dict(target.model_config)
         prefix = f"model.layers.{config['num_hidden_layers']}."
         found = read(place, prefix)
         width = found.shape(f"{prefix}eh_proj.weight")[1]

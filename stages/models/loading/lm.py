@@ -55,7 +55,7 @@ class MLXTarget:
     weight_bytes: int
     layer_count: int
     hidden_size: int
-    config: Mapping[str, Any]
+    model_config: Mapping[str, Any]
     home: Path | None
 
     def __init__(self, device: Device, *, context: int | None, cache_dir: str | None):
@@ -74,7 +74,7 @@ class MLXTarget:
         loaded = self.load()
         self.tokenizer, self.artifact = loaded.tokenizer, loaded.artifact
         self.eos_ids, self.generation = loaded.eos_ids, loaded.generation
-        self.config, self.home = loaded.config, loaded.home
+        self.model_config, self.home = loaded.config, loaded.home
         self.notes = [*loaded.notes, *lay_out(loaded.model, self.device)]
         self.notes += quicken(loaded.model, self.device)
         self.context_len = self._context(loaded.context_len)
