@@ -23,7 +23,7 @@ class Coded:
     """Each token is coded by itself as it arrives; `pairs` says which layers, and how. Others are
     kept as the model computes them."""
 
-    can = frozenset({"rewind", "batch", "snapshot", "speculate"})
+    can = frozenset({"rewind", "batch", "snapshot", "speculate", "donor"})
 
     def pairs(self, target: Target) -> Mapping[int, Pair]:
         """Layer -> how its keys and values are coded. OpenError where they cannot."""

@@ -44,6 +44,10 @@ class QuantizedLayout(AttentionLayout):
         count = len(self.keys.names)
         return Fetched(stored[:count], self.attend), stored[count:]
 
+    def spelled(self, stored: Buffers) -> tuple[mx.array, mx.array]:
+        count = len(self.keys.names)
+        return self.keys.spell_out(stored[:count]), self.values.spell_out(stored[count:])
+
     def attend(
         self,
         plain: Callable[..., mx.array],
