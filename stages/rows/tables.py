@@ -42,8 +42,9 @@ class Table(Holder):
         """Blocks that `count` tokens from `position` may take, a copy of a shared one included."""
         index, slot = divmod(position, self.pool.tokens)
         end = -(-(position + count) // self.pool.tokens) if count else index
-        shared = count and slot and self.pool.refs[self.blocks[index - self.base]] > 1
-        return max(0, end - self.base - len(self.blocks)) + bool(shared)
+        own = self.blocks[index - self.base :][:1] if count and slot else []
+        copies = sum(self.pool.refs[block] > 1 for block in own)
+        return max(0, end - self.base - len(self.blocks)) + copies
 
     def write(self, position: int, count: int) -> tuple[Ints, Ints]:
         """Blocks and slots for `count` tokens from `position`, the row's end: written by this row
