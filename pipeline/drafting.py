@@ -18,20 +18,24 @@ class GuardedRows:
 
     def __init__(self, make: Callable[[], DraftRows], vocab_size: int):
         self._make = make
-        self._rows = make()
+        self._rows: DraftRows | None = None  # None: they could not be made
         self._vocab_size = vocab_size
         self._mends = 0
         self.broken = False
+        try:
+            self._rows = make()
+        except Exception:
+            self._fail()
 
     @property
     def size(self) -> int:
-        return self._rows.size
+        return 0 if self._rows is None else self._rows.size
 
     def prefill(self, tokens: Seq[Seq[int]], hidden: Any = None) -> None:
-        self._take(self._rows.prefill, tokens, hidden)
+        self._take("prefill", tokens, hidden)
 
     def draft(self, pending: Seq[int], depths: Seq[int], samplers: Seq[Any]) -> list[list[int]]:
-        if self.broken:
+        if self._rows is None or self.broken:
             return [[] for _ in pending]
         try:
             proposals = self._rows.draft(pending, depths, samplers)
@@ -47,13 +51,13 @@ class GuardedRows:
             assert inside and len(proposal) <= depth, f"proposed {proposal} at depth {depth}"
 
     def commit(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
-        self._take(self._rows.commit, inputs, hidden)
+        self._take("commit", inputs, hidden)
 
     def consume(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
-        self._take(self._rows.consume, inputs, hidden)
+        self._take("consume", inputs, hidden)
 
     def prepare_append(self, tokens: Seq[Seq[int]], attachments: Seq[Attachment | None]) -> Change:
-        if self.broken:
+        if self._rows is None or self.broken:
             return _Nothing()
         try:
             return self._rows.prepare_append(tokens, attachments)
@@ -62,10 +66,10 @@ class GuardedRows:
             return _Nothing()
 
     def filter(self, keep: Seq[int]) -> None:
-        self._take(self._rows.filter, keep)
+        self._take("filter", keep)
 
     def capture(self, row: int) -> Attachment | None:
-        if self.broken:
+        if self._rows is None or self.broken:
             return None
         try:
             return self._rows.capture(row)
@@ -74,12 +78,13 @@ class GuardedRows:
             return None
 
     def check_integrity(self) -> None:
-        if not self.broken:
+        if self._rows is not None and not self.broken:
             self._rows.check_integrity()
 
     def close(self) -> None:
         try:
-            self._rows.close()
+            if self._rows is not None:
+                self._rows.close()
         except Exception:
             self._fail()
 
@@ -90,18 +95,18 @@ class GuardedRows:
         self._mends += 1
         self.close()
         try:
-            self._rows = self._make()
+            self._rows = rows = self._make()
             held = [sequence.processed_ids for sequence in batch.sequences]
-            self._rows.prepare_append(held, [None] * len(held)).commit()
+            rows.prepare_append(held, [None] * len(held)).commit()
             self.broken = False
         except Exception:
             logging.getLogger(__name__).warning("the drafter cannot start again", exc_info=True)
 
-    def _take(self, call: Callable[..., None], *arguments: Any) -> None:
+    def _take(self, method: str, *arguments: Any) -> None:
         if self.broken:
             return
         try:
-            call(*arguments)
+            getattr(self._rows, method)(*arguments)
         except Exception:
             self._fail()
 

@@ -259,7 +259,7 @@ class Engine:
             self.pipeline.stages[name].run(batch)
             sequence.timings[name] = time.perf_counter() - began
         sequence.deliver(Accepted(len(sequence.prompt_ids)))
-        if sequence.max_new == 0:
+        if sequence.max_new == 0 and sequence.request.prompt_logprobs is None:
             sequence.finish_reason = "length"
             sequence.deliver(done(sequence))
             return

@@ -29,7 +29,7 @@ FIELDS = tuple(f.name for f in fields(Sequence))
 # Set by the engine, or meaningful while still empty: the tokens so far, a request not yet finished.
 GIVEN = frozenset({"request", "deliver", "cancelled", "error", "ready", "submitted", "timings"})
 GIVEN |= {"entered", "counts", "drafted_by_position", "accepted_by_position"}
-GIVEN |= {"processed_ids", "output_ids", "captured_len", "finish_reason"}
+GIVEN |= {"processed_ids", "output_ids", "captured_len", "cached_len", "finish_reason"}
 # Empty in a flow that has no stage for them, but never read before that stage where there is one.
 OPTIONAL = frozenset({"proposal", "depth", "match"})
 # Made anew in each round: in a loop, what an earlier phase or the round before left is no value.
@@ -224,8 +224,9 @@ class Graph:
             yield Problem("model", "somebody has to answer.", "Choose one: headrace list model")
 
     def _no_end(self) -> Iterator[Problem]:
+        """A flow without the phase ends its requests with the prompt."""
         ends = any("finish_reason" in node.writes for node in self._in("decode"))
-        if "finish_reason" in self.fields and not ends:
+        if "finish_reason" in self.fields and "decode" in self.phases and not ends:
             what = "no stage writes 'finish_reason', so no request would ever end."
             yield Problem("flow.decode", what, "Put detokenize after accept in flow.decode.")
 

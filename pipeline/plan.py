@@ -12,10 +12,12 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, NoReturn, Union, get_args, get_origin
 
 from pipeline import types as protocols
+from pipeline.catalog import load_yaml
 from pipeline.errors import ConfigError, Problem, nearest
 from pipeline.graph import PHASES
 from pipeline.signature import MISSING, MisfitError, Signature, fit, signature, wanted
@@ -104,7 +106,8 @@ class _Check:
         self.problems = list(composed.problems)
         self.texts, self.allowed = composed.texts, allowed
         self.typed = _copy(composed.config)
-        self.known_stages = tuple(composed.catalog.options("stage"))
+        self.catalog = composed.catalog
+        self.known_stages = tuple(self.catalog.options("stage"))
         self._touched = {problem.where for problem in composed.problems}
 
     def _problem(self, where: str, what: str, hint: str = "") -> None:
@@ -167,11 +170,46 @@ class _Check:
             self.problems += [Problem(f"{path}{p.where}", p.what, p.hint) for p in error.problems]
             return None
         takes = signature(target)
-        settings = self._settings(path, node, takes)
+        lists = {k: g for k, kind in takes.parts.items() if k in node and (g := _members(kind))}
+        own = {name for key in lists for name in _names(node[key])}
+        settings = self._settings(path, {k: v for k, v in node.items() if k not in own}, takes)
         nested = {
-            key: self._nested(f"{path}.{key}", node[key]) for key in takes.parts if key in node
+            key: self._listed(path, key, node, lists[key])
+            if key in lists
+            else self._nested(f"{path}.{key}", node[key])
+            for key in takes.parts
+            if key in node
         }
         return Spec(path, target, takes, settings, nested)
+
+    def _listed(self, path: str, key: str, node: Mapping[str, Any], group: str) -> Any:
+        """Parts chosen by a list of a group's options (`order: [ngram, suffix]`). What stands under an
+        option's name beside the list is laid over the option's file."""
+        if isinstance(node[key], Mapping):
+            return self._nested(f"{path}.{key}", node[key])
+        options = self.catalog.options(group)
+        names = _names(node[key])
+        if not names:
+            hint = f"Try: '{path}.{key}=[{','.join(list(options)[:2])}]'"
+            self._problem(f"{path}.{key}", f"wants a list of options of {group}.", hint)
+        wrong = [name for name in names if name not in options or names.count(name) > 1]
+        for name in dict.fromkeys(wrong):
+            what = "is there twice." if name in options else f"is no option of {group}."
+            known = f"{nearest(name, options)} Options: {', '.join(options)}."
+            self._problem(f"{path}.{key}", f"'{name}' {what}", "" if name in options else known)
+        return [] if wrong else [self._member(path, name, node, options[name]) for name in names]
+
+    def _member(self, path: str, name: str, node: Mapping[str, Any], file: Path) -> Spec | None:
+        where, laid = f"{path}.{name}", node.get(name) or {}
+        if not isinstance(laid, Mapping):
+            self._problem(where, "wants settings by name.", f"Type {where}.SETTING=VALUE")
+            return None
+        whole = {**load_yaml(file), **laid}
+        for key in [key for key, value in whole.items() if value == UNSET]:
+            self._problem(f"{where}.{key}", "must be set.", f"Add {where}.{key}=VALUE")
+            del whole[key]
+        _put(self.typed, where, dict(whole))
+        return self.spec(where, whole)
 
     def _nested(self, path: str, node: Any) -> Any:
         if isinstance(node, Mapping) and "_target_" not in node:
@@ -196,6 +234,12 @@ class _Check:
 
     def _unknown(self, where: str, key: str, takes: Signature) -> None:
         known = list(takes.settings)
+        groups = {part: group for part, kind in takes.parts.items() if (group := _members(kind))}
+        for part, group in groups.items():
+            if key in self.catalog.options(group):
+                what = f"'{key}' is not in the list {part}, so it has nothing to set."
+                self._problem(where, what, f"Put it there: {where.rpartition('.')[0]}.{part}=[…]")
+                return
         names = f"It takes: {', '.join(known)}." if known else "It has no settings."
         self._problem(where, f"{takes.name} takes no '{key}'.", f"{nearest(key, known)} {names}")
 
@@ -268,6 +312,18 @@ def source(name: str, annotation: Any) -> str | None:
         annotation = next(arg for arg in get_args(annotation) if arg is not type(None))
     groups = [group for group, protocol in PARTS.items() if protocol == annotation]
     return name if name in groups else next(iter(groups), None)
+
+
+def _members(annotation: Any) -> str | None:
+    """The group whose options a `list[Part]` parameter may name; None for other annotations."""
+    inner = get_args(annotation)[:1] if get_origin(annotation) is list else ()
+    return next((group for group, protocol in PARTS.items() if (protocol,) == inner), None)
+
+
+def _names(value: Any) -> list[str]:
+    """Option names of a list; [] for what is no list of words."""
+    listed = isinstance(value, list | tuple)
+    return [str(name) for name in value] if listed else []
 
 
 def _flat(specs: Iterable[Any]) -> Iterator[Spec]:

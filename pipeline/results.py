@@ -32,4 +32,11 @@ def collect(events: Iterable[Delta | Done]) -> dict[str, Any]:
         "timings": dict(last.timings),
         "speculation": asdict(last.speculation),
         **({"logprobs": [asdict(entry) for entry in logprobs]} if logprobs else {}),
+        **_of_prompt(last),
     }
+
+
+def _of_prompt(last: Done) -> dict[str, Any]:
+    if not last.prompt_logprobs:
+        return {}
+    return {"prompt_logprobs": [entry and asdict(entry) for entry in last.prompt_logprobs]}

@@ -19,7 +19,17 @@ from pipeline.drafting import GuardedRows, guarded
 from pipeline.errors import HeadraceError
 from pipeline.parking import park, parked, restart
 from pipeline.trace import Telemetry, Totals, count_round, enter, leave, speculation
-from pipeline.types import Batch, Done, Event, Failed, Sequence, Stage, State, Usage
+from pipeline.types import (
+    Batch,
+    Done,
+    Event,
+    Failed,
+    PromptLogprob,
+    Sequence,
+    Stage,
+    State,
+    Usage,
+)
 from pipeline.waiting import Waiting
 
 MAX_ALONE = 1  # faults in a row that a row may have with no other row beside it
@@ -127,10 +137,12 @@ class Turns:
                 self._conclude(sequence)
 
     def rehearse(self) -> None:
-        """Make rows once and free them, so that what the parts cannot store is known at open."""
-        batch = self._new_batch([])
-        batch.rows.close()
-        batch.draft_rows.close()
+        """Make rows once and free them, so that what the parts cannot store is known at open, and what
+        a drafter cannot work with, which later would only cost speculation."""
+        parts = self.pipeline.parts
+        width = parts["depth"].max + 1
+        for part in (parts["kv"], parts["drafter"]):
+            part.rows(parts["model"], width).close()
 
     def _new_batch(self, sequences: list[Sequence]) -> Batch:
         parts = self.pipeline.parts
@@ -163,6 +175,7 @@ class Turns:
         calls = self.pipeline.parts["model"].calls - calls
         for sequence in batch.sequences:
             sequence.counts["target_calls"] = sequence.counts.get("target_calls", 0) + calls
+        self._end_undecoded(batch)
         if any(s.ready and s.scores is not None for s in batch.sequences):
             self._run("first", batch)
             self._mark_first_tokens(batch)
@@ -172,6 +185,15 @@ class Turns:
         self._join(batch)
         if batch.sequences and batch is not self.active:
             self.prefills.append(batch)
+
+    def _end_undecoded(self, batch: Batch) -> None:
+        """Rows that asked for no token, and all rows of a flow that decodes none, end with the prompt."""
+        decodes = bool(self.pipeline.phases.get("decode"))
+        ending = [s for s in batch.sequences if s.live and s.ready and not (decodes and s.max_new)]
+        for sequence in ending:
+            sequence.finish_reason = "length"
+        if ending:
+            self._retire(batch)
 
     def _decode(self, batch: Batch) -> None:
         began = time.perf_counter()
@@ -267,6 +289,7 @@ class Turns:
         self.pipeline.parts["scheduler"].finished(sequence)
         sequence.drop_match()
         sequence.scores = sequence.sampler = sequence.text_state = None
+        sequence.prompt_hidden = sequence.score_state = None
         outcome = "cancelled" if sequence.cancelled else "failed" if sequence.error else "finished"
         self.totals.counts[f"requests_{outcome}"] += 1
         self.totals.counts["completion_tokens"] += len(sequence.output_ids)
@@ -331,4 +354,7 @@ def done(sequence: Sequence) -> Done:
     timings = {**sequence.timings, "total": time.perf_counter() - sequence.submitted}
     reason = "cancelled" if sequence.cancelled else sequence.finish_reason
     assert reason is not None
-    return Done(reason, usage, sequence.seed, timings, speculation(sequence))
+    scored: list[PromptLogprob | None] = list(sequence.prompt_logprobs)
+    if sequence.request.prompt_logprobs is not None and not sequence.cancelled:
+        scored = [None, *scored]
+    return Done(reason, usage, sequence.seed, timings, speculation(sequence), tuple(scored))

@@ -2,11 +2,14 @@
  * its wheel is linked to. Loaded with RTLD_GLOBAL before mlx (stages/blas.py), so that the dynamic
  * linker binds cblas_sgemm, cblas_dgemm and cblas_cgemm here.
  *
- * Narrow float32 products (a few rows times a weight matrix, attention scores, probabilities times
- * values) run in kernels of our own: a general BLAS first copies ("packs") the whole matrix, which
- * for few rows costs more than the product. Everything else is forwarded to an OpenBLAS found at
- * run time: scipy-openblas32, whose symbols are prefixed `scipy_`, or one with plain names. Without
- * one, plain loops keep it correct. Row-major only takes the fast paths; MLX uses nothing else.
+ * Row-major float32 products, which are all that models use, run in kernels of our own, for two reasons.
+ * A row of the result has the same bits whatever other rows are computed with it: each output is summed
+ * in an order that depends on k alone (stages/_blas_tile.h), so a token of a long prompt chunk equals
+ * the same token scored in a verify pass or decoded alone. And with few rows they are faster: a general
+ * BLAS first copies ("packs") the whole matrix, which for few rows costs more than the product.
+ *
+ * Everything else is forwarded to an OpenBLAS found at run time: scipy-openblas32, whose symbols are
+ * prefixed `scipy_`, or one with plain names. Without one, plain loops keep it correct.
  *
  * A shared library, not a Python module: no Python headers are needed to build it.
  */
@@ -14,7 +17,10 @@
 #include <complex.h>
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <threads.h>
+#include <unistd.h>
 
 enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 };
 #define INLINE __attribute__((always_inline)) inline
@@ -33,10 +39,22 @@ typedef struct {
 
 /* Sums of `rows` x `cols` outputs at (i, j), before alpha and beta; rows of `out` are a strip apart. */
 typedef void Tile(int rows, int cols, const Product *g, long i, long j, float *out);
+
+/* A tile of a wide NT product: packed rows of A against a block of packed columns of B, over a block
+ * of k. Strips of B have four columns and lie `stride` floats apart. */
+typedef struct {
+  long strips, stride, steps, step; /* vectors of k; floats from one row of `out` to the next */
+  const float *a, *b;
+  float *chains, *out; /* of all strips, between blocks of k; sums, after the last one */
+  int first, last;
+} Panel;
+
 typedef struct {
   const char *name;
   int lanes, rows; /* floats a vector, most rows a tile */
   Tile *dot, *sum;
+  void (*pack)(int rows, int of, long k, const float *from, long ld, float *to);
+  void (*panel)(int rows, const Panel *w);
 } Kernels;
 
 #if defined(__x86_64__)
@@ -53,8 +71,10 @@ typedef struct {
 #define TARGET __attribute__((target("avx2,fma")))
 #include "_blas_tile.h"
 #define MAXM 2
+#define KERNELS &kernels_avx512, &kernels_avx2, &kernels_generic
 #else
 #define MAXM 6
+#define KERNELS &kernels_generic
 #endif
 #define LANES 4
 #define FN(x) x##_generic
@@ -62,15 +82,19 @@ typedef struct {
 #define TARGET
 #include "_blas_tile.h"
 
-/* Up to how many rows a product counts as narrow: about where packing begins to pay. Columns of
- * B[k,n] lie n apart, so long rows of B miss the TLB at each step: those are forwarded too. */
+enum {
+  NARROW_ROWS = 40,  /* up to here operands are read where they lie; packing B begins to pay there */
+  NEAR_COLS = 512,   /* longer rows of B[k,n] miss the TLB at each step of k, unless packed */
+  SMALL = 4096,      /* floats of B that are as near as any copy would be */
+  L1_FLOATS = 7680,  /* of 32 KiB: a tile of A and a strip of B, over a block of k */
+};
+
 static struct {
   const Kernels *kernels;
-  int threads;
-  long dot_rows, sum_rows, sum_cols;
+  int threads, forward;
   void *sgemm, *dgemm, *cgemm;
   void (*set_threads)(int);
-} state = {.threads = 1, .dot_rows = 40, .sum_rows = 40, .sum_cols = 512};
+} state = {.threads = 1};
 
 static void *symbol(void *library, const char *name) {
   char prefixed[64];
@@ -85,6 +109,34 @@ static const Kernels *best_kernels(void) {
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &kernels_avx2;
 #endif
   return &kernels_generic;
+}
+
+/* For tests: kernels by name; 1 if there are none of that name or this CPU lacks what they need. */
+int headrace_blas_use(const char *name) {
+  const Kernels *best = best_kernels(), *all[] = {KERNELS};
+  int able = 0; /* best first: what comes after the best one works too */
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+    able |= all[i] == best;
+    if (able && !strcmp(all[i]->name, name)) return state.kernels = all[i], 0;
+  }
+  return 1;
+}
+
+/* Half of L2, within reason: what a block of B may take there. */
+static long l2_floats(void) {
+  static long floats;
+  if (!floats) {
+    long half = 0;
+#ifdef _SC_LEVEL2_CACHE_SIZE
+    half = sysconf(_SC_LEVEL2_CACHE_SIZE) / 2 / (long)sizeof(float);
+#endif
+    floats = half < 1 << 15 ? 1 << 15 : half > 1 << 18 ? 1 << 18 : half;
+  }
+  return floats;
+}
+
+static const Kernels *in_use(void) {
+  return state.kernels ? state.kernels : (state.kernels = best_kernels());
 }
 
 /* Forward what is not narrow to the library at `path`; 0 if that worked. */
@@ -107,10 +159,8 @@ void headrace_blas_threads(int threads) {
 int headrace_blas_get_threads(void) { return state.threads; }
 const char *headrace_blas_kernels(void) { return best_kernels()->name; }
 
-/* For measuring: rows up to which a product counts as narrow (0 forwards all). */
-void headrace_blas_limits(long dot_rows, long sum_rows) {
-  state.dot_rows = dot_rows, state.sum_rows = sum_rows;
-}
+/* For measuring: 1 sends products of more than NARROW_ROWS rows to the library, whose rounding differs. */
+void headrace_blas_forward(int on) { state.forward = on; }
 
 static void store(const Product *g, long i, long j, int rows, int cols, const float *out, int step) {
   for (int r = 0; r < rows; r++) {
@@ -123,30 +173,122 @@ static void store(const Product *g, long i, long j, int rows, int cols, const fl
   }
 }
 
-/* One strip of columns, all rows: split evenly over tiles, which find the strip of B in L1. */
-static void strip(const Kernels *kernels, Tile *tile, const Product *g, long j, int cols, int step) {
+/* Per-thread memory for packed operands, 64-byte aligned; it is kept, as fresh pages cost more than
+ * the packing, and freed with its thread. */
+static tss_t scratch_key;
+static once_flag scratch_once = ONCE_FLAG_INIT;
+static void make_scratch_key(void) { tss_create(&scratch_key, free); }
+
+static float *scratch(long floats) {
+  call_once(&scratch_once, make_scratch_key);
+  long *held = tss_get(scratch_key);
+  if (!held || *held < floats) {
+    free(held);
+    tss_set(scratch_key, NULL);
+    if (posix_memalign((void **)&held, 64, 64 + floats * sizeof(float))) abort();
+    *held = floats;
+    tss_set(scratch_key, held);
+  }
+  return (float *)((char *)held + 64);
+}
+
+static long up(long x, long unit) { return (x + unit - 1) / unit * unit; }
+
+/* One strip of columns, all rows: split evenly over tiles, which find the strip of B in L1. Tiles of the
+ * sum take a whole strip or up to a vector: `padded` columns, of which `cols` are stored. */
+static void strip(Tile *tile, const Product *g, long j, int cols, int padded, int step) {
   float out[6 * 4 * 16];
-  const long tiles = (g->m + kernels->rows - 1) / kernels->rows;
+  const long most = in_use()->rows, tiles = (g->m + most - 1) / most;
   for (long t = 0, i = 0; t < tiles; t++) {
     const int rows = (int)(g->m * (t + 1) / tiles - i);
-    tile(rows, cols, g, i, j, out);
+    tile(rows, padded, g, i, j, out);
     store(g, i, j, rows, cols, out, step);
     i += rows;
   }
 }
 
-static void narrow(const Product *g, int dot) {
-  const Kernels *kernels = state.kernels ? state.kernels : (state.kernels = best_kernels());
+/* A strip of B[k,n], copied together first. */
+static void packed_strip(const Product *g, long j, int cols) {
+  const int lanes = in_use()->lanes, step = 4 * lanes;
+  float *b = scratch(g->k * step);
+  for (long p = 0; p < g->k; p++) {
+    memcpy(b + p * step, g->b + p * g->ldb + j, cols * sizeof(float));
+    memset(b + p * step + cols, 0, (step - cols) * sizeof(float));
+  }
+  const Product near = {g->m, cols, g->k, g->lda, step, g->ldc, g->a, b, g->c + j, g->alpha, g->beta};
+  strip(in_use()->sum, &near, 0, cols, cols > lanes ? step : lanes, step);
+}
+
+static void by_strips(const Product *g, int dot) {
+  const Kernels *kernels = in_use();
   Tile *tile = dot ? kernels->dot : kernels->sum;
   const int step = dot ? 4 : 4 * kernels->lanes, part = dot ? 1 : kernels->lanes;
+  const int far = !dot && (g->n > NEAR_COLS || g->m > NARROW_ROWS) && (g->ldb > step || g->n % part);
   const long whole = g->n / step;
 #ifdef _OPENMP
   const int threads = g->n * g->k > 65536 ? state.threads : 1; /* waking others costs microseconds */
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
 #endif
-  for (long s = 0; s < whole; s++) strip(kernels, tile, g, s * step, step, step);
-  for (long j = whole * step; j < g->n; j += part)
-    strip(kernels, tile, g, j, g->n - j < part ? g->n - j : part, step);
+  for (long s = 0; s < whole; s++)
+    far ? packed_strip(g, s * step, step) : strip(tile, g, s * step, step, step, step);
+  if (far && whole * step < g->n)
+    packed_strip(g, whole * step, g->n - whole * step);
+  else
+    for (long j = whole * step; j < g->n; j += part) {
+      const int cols = g->n - j < part ? g->n - j : part;
+      strip(tile, g, j, cols, cols, step);
+    }
+}
+
+/* Columns [j, stop) of a wide product with B[n,k]: their packed B stays in L2 while tiles of A pass by,
+ * each of which stays in L1 while the strips of B pass by. */
+static void block(const Product *g, long j, long stop) {
+  const Kernels *kernels = in_use();
+  const long lanes = kernels->lanes, most = kernels->rows, k = up(g->k, lanes), cols = up(stop - j, 4);
+  const long parts = k * (most + 4) / L1_FLOATS + 1, each = up((k + parts - 1) / parts, lanes);
+  float *b = scratch(cols * k + most * k + most * cols + (parts > 1 ? most * cols * lanes : 0));
+  float *a = b + cols * k, *out = a + most * k, *chains = out + most * cols;
+  for (long c = 0; c < cols; c += 4)
+    kernels->pack(stop - j - c < 4 ? stop - j - c : 4, 4, g->k, g->b + (j + c) * g->ldb, g->ldb, b + c * k);
+  const long tiles = (g->m + most - 1) / most;
+  for (long t = 0, i = 0; t < tiles; t++) {
+    const int rows = (int)(g->m * (t + 1) / tiles - i);
+    kernels->pack(rows, rows, g->k, g->a + i * g->lda, g->lda, a);
+    for (long p = 0; p < k; p += each) {
+      const long vectors = (k - p < each ? k - p : each) / lanes;
+      const Panel w = {cols / 4, 4 * k, vectors, cols, a + p * rows, b + p * 4, chains, out, !p, p + each >= k};
+      kernels->panel(rows, &w);
+    }
+    store(g, i, j, rows, stop - j, out, cols);
+    i += rows;
+  }
+}
+
+static void by_blocks(const Product *g) {
+  const long fit = l2_floats() / up(g->k, 16) / 4 * 4;
+  const long least = fit < 16 ? 16 : fit, blocks = up((g->n + least - 1) / least, state.threads);
+#ifdef _OPENMP
+#pragma omp parallel for schedule(static) num_threads(state.threads) if (state.threads > 1)
+#endif
+  for (long s = 0; s < blocks; s++) {
+    const long from = g->n * s / blocks / 4 * 4;
+    const long stop = s + 1 < blocks ? g->n * (s + 1) / blocks / 4 * 4 : g->n;
+    if (from < stop) block(g, from, stop);
+  }
+}
+
+/* C = alpha A op(B) + beta C; `at` if A comes as its transpose, [k,m]. */
+static void product(Product g, int at, int dot) {
+  float *turned = NULL;
+  if (at) {
+    turned = malloc((g.m * g.k + 1) * sizeof(float));
+    if (!turned) abort();
+    for (long p = 0; p < g.k; p++)
+      for (long i = 0; i < g.m; i++) turned[i * g.k + p] = g.a[p * g.lda + i];
+    g.a = turned, g.lda = g.k;
+  }
+  dot && g.m > NARROW_ROWS && g.n * g.k > SMALL ? by_blocks(&g) : by_strips(&g, dot);
+  free(turned);
 }
 
 /* Correct and slow: for when no OpenBLAS was found. */
@@ -170,11 +312,9 @@ PLAIN_LOOPS(plain_c, float complex)
 
 void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda,
                  const float *b, int ldb, float beta, float *c, int ldc) {
-  const int dot = tb == TRANSPOSED;
-  if (order == ROW_MAJOR && ta == PLAIN &&
-      (dot ? m <= state.dot_rows : m <= state.sum_rows && n <= state.sum_cols)) {
+  if (order == ROW_MAJOR && !(state.forward && state.sgemm && m > NARROW_ROWS)) {
     const Product g = {m, n, k, lda, ldb, ldc, a, b, c, alpha, beta};
-    narrow(&g, dot);
+    product(g, ta != PLAIN, tb != PLAIN);
   } else if (state.sgemm)
     ((void (*)(int, int, int, int, int, int, float, const float *, int, const float *, int, float,
                float *, int))state.sgemm)(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);

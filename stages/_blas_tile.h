@@ -1,13 +1,51 @@
-/* The two narrow products, written once and included by _blas.c for every vector width.
+/* The kernels, written once and included by _blas.c for every vector width.
  *
  * Before inclusion: LANES floats a vector, MAXM <= 6 rows a tile, FN(name) a name suffix, TARGET the
- * instruction set. Every output is summed in one order that depends on k alone: one vector
- * accumulator over k, then a fixed tree (NT), or one chain over k (NN). So row i of a product is
- * the same to the last bit whether it is computed alone or together with others, and a token
- * scored in a wide verify pass sees what it would see in a pass of its own.
+ * instruction set. Every output is summed in one order that depends on k alone, whichever tile
+ * computes it: one chain of fused additions a lane over k, then a fixed tree (B[n,k]), or one chain
+ * over k (B[k,n]). So a row of a product is the same to the last bit whether it is computed alone or
+ * together with any number of others. What is added for padding, 0 * 0 or 0 * x, changes no sum.
  */
 
 typedef float FN(vec) __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+/* The tree: the upper half of the lanes is added to the lower one until four are left, then 0 to 2 and
+ * 1 to 3, then those two. */
+INLINE TARGET static float FN(fold)(FN(vec) s) {
+  union { FN(vec) v; quad q[LANES / 4]; } u = {s};
+  UNROLL for (int h = LANES / 8; h; h /= 2) UNROLL for (int l = 0; l < h; l++) u.q[l] += u.q[l + h];
+  return (u.q[0][0] + u.q[0][2]) + (u.q[0][1] + u.q[0][3]);
+}
+
+/* The same tree for four outputs at once. Each addition takes one shuffle and one blend (which has
+ * more ports), since it does not matter which of two lanes the sum is in. */
+INLINE TARGET static void FN(fold4)(const FN(vec) s[4], float *out) {
+#if LANES == 16 && defined(MIX)
+  const FN(vec) t = MIX(s[0], s[1], 0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30, 31) +
+                    MIX(s[0], s[1], 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23);
+  const FN(vec) u = MIX(s[2], s[3], 0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30, 31) +
+                    MIX(s[2], s[3], 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23);
+  FN(vec) w = MIX(t, u, 0, 1, 2, 3, 20, 21, 22, 23, 8, 9, 10, 11, 28, 29, 30, 31) +
+              MIX(t, u, 4, 5, 6, 7, 16, 17, 18, 19, 12, 13, 14, 15, 24, 25, 26, 27);
+  w += MIX(w, w, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+  w += MIX(w, w, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+  w = MIX(w, w, 0, 8, 4, 12, 0, 8, 4, 12, 0, 8, 4, 12, 0, 8, 4, 12);
+  memcpy(out, &w, 4 * sizeof(float));
+#elif LANES == 8 && defined(MIX)
+  const FN(vec) t = MIX(s[0], s[1], 0, 1, 2, 3, 12, 13, 14, 15) + MIX(s[0], s[1], 4, 5, 6, 7, 8, 9, 10, 11);
+  const FN(vec) u = MIX(s[2], s[3], 0, 1, 2, 3, 12, 13, 14, 15) + MIX(s[2], s[3], 4, 5, 6, 7, 8, 9, 10, 11);
+  FN(vec) w = MIX(t, u, 0, 1, 10, 11, 4, 5, 14, 15) + MIX(t, u, 2, 3, 8, 9, 6, 7, 12, 13);
+  w += MIX(w, w, 1, 0, 3, 2, 5, 4, 7, 6);
+  w = MIX(w, w, 0, 4, 2, 6, 0, 4, 2, 6);
+  memcpy(out, &w, 4 * sizeof(float));
+#elif LANES == 4 && defined(MIX)
+  const FN(vec) t = MIX(s[0], s[1], 0, 1, 6, 7) + MIX(s[0], s[1], 2, 3, 4, 5);
+  const FN(vec) u = MIX(s[2], s[3], 0, 1, 6, 7) + MIX(s[2], s[3], 2, 3, 4, 5);
+  *(FN(vec) *)out = MIX(t, u, 0, 2, 4, 6) + MIX(t, u, 1, 3, 5, 7);
+#else
+  UNROLL for (int j = 0; j < 4; j++) out[j] = FN(fold)(s[j]);
+#endif
+}
 
 /* out[i][j] = a_i . b_j for `rows` rows of A and `cols` (4 or 1) rows of B, all of length k. The rows of
  * B come from memory once, for the first tile of a strip, and from L1 for the others; meanwhile the
@@ -34,25 +72,42 @@ INLINE TARGET static void FN(dot_tile)(const int rows, const int cols, const int
     }
   }
   UNROLL for (int i = 0; i < rows; i++) {
-#if LANES == 16 && defined(MIX)
-    if (cols == 4) { /* the same tree as below, four outputs at once */
-      const FN(vec) t = MIX(s[i][0], s[i][1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-                        MIX(s[i][0], s[i][1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-      const FN(vec) u = MIX(s[i][2], s[i][3], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-                        MIX(s[i][2], s[i][3], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-      FN(vec) w = MIX(t, u, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-                  MIX(t, u, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-      w += MIX(w, w, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-      w += MIX(w, w, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-      w = MIX(w, w, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
-      memcpy(out + i * 4, &w, 4 * sizeof(float));
-      continue;
+    if (cols == 4) FN(fold4)(s[i], out + i * 4);
+    else out[i * 4] = FN(fold)(s[i][0]);
+  }
+}
+
+/* `rows` rows of k floats, `ld` apart, interleaved by vectors with zeros for those missing `of` a tile: one
+ * pointer follows all of them, every load is aligned, and what follows k is zero. */
+TARGET static void FN(pack)(int rows, int of, long k, const float *from, long ld, float *to) {
+  long p = 0;
+  if (rows < of) memset(to, 0, of * ((k + LANES - 1) / LANES * LANES) * sizeof(float));
+  for (; p + LANES <= k; p += LANES, to += of * LANES)
+    for (int r = 0; r < rows; r++) *(FN(vec) *)(to + r * LANES) = *(const FN(vec) *)(from + r * ld + p);
+  if (p == k) return;
+  memset(to, 0, of * LANES * sizeof(float));
+  for (int r = 0; r < rows; r++) memcpy(to + r * LANES, from + r * ld + p, (k - p) * sizeof(float));
+}
+
+/* dot_tile for packed operands and a whole block of columns: the packed rows of A stay in L1 while the
+ * block's strips of B pass by. Chains go on from block to block of k: they are set aside in between. */
+INLINE TARGET static void FN(panel_tile)(const int rows, const Panel *w) {
+  FN(vec) *kept = (FN(vec) *)w->chains;
+  for (long strip = 0; strip < w->strips; strip++, kept += rows * 4) {
+    const FN(vec) *a = (const FN(vec) *)w->a, *b = (const FN(vec) *)(w->b + strip * w->stride);
+    FN(vec) s[6][4] = {{{0}}}, x[6], y;
+    if (!w->first)
+      UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < 4; j++) s[i][j] = kept[i * 4 + j];
+    for (long p = 0; p < w->steps; p++, a += rows, b += 4) {
+      UNROLL for (int i = 0; i < rows; i++) x[i] = a[i];
+      UNROLL for (int j = 0; j < 4; j++) {
+        y = b[j];
+        UNROLL for (int i = 0; i < rows; i++) s[i][j] += x[i] * y;
+      }
     }
-#endif
-    UNROLL for (int j = 0; j < cols; j++) {
-      union { FN(vec) v; quad q[LANES / 4]; } u = {s[i][j]};
-      UNROLL for (int h = LANES / 8; h; h /= 2) UNROLL for (int l = 0; l < h; l++) u.q[l] += u.q[l + h];
-      out[i * 4 + j] = (u.q[0][0] + u.q[0][2]) + (u.q[0][1] + u.q[0][3]);
+    UNROLL for (int i = 0; i < rows; i++) {
+      if (w->last) FN(fold4)(s[i], w->out + i * w->step + strip * 4);
+      else UNROLL for (int j = 0; j < 4; j++) kept[i * 4 + j] = s[i][j];
     }
   }
 }
@@ -97,7 +152,12 @@ TARGET static void FN(sum)(int rows, int cols, const Product *g, long i, long j,
   if (cols == 4 * LANES) CASES(SUM4) else CASES(SUM1)
 }
 
-static const Kernels FN(kernels) = {LABEL, LANES, MAXM, FN(dot), FN(sum)};
+TARGET static void FN(panel)(int rows, const Panel *w) {
+#define PANEL(R) FN(panel_tile)(R, w)
+  CASES(PANEL)
+}
+
+static const Kernels FN(kernels) = {LABEL, LANES, MAXM, FN(dot), FN(sum), FN(pack), FN(panel)};
 
 #undef LANES
 #undef MAXM
@@ -111,3 +171,4 @@ static const Kernels FN(kernels) = {LABEL, LANES, MAXM, FN(dot), FN(sum)};
 #undef DOT1
 #undef SUM4
 #undef SUM1
+#undef PANEL

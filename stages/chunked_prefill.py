@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from pipeline.types import Batch, Drafter, Sequence, State, Target, Tier
+from stages.prompt_scores import score_chunk
 from stages.rows.state import cuttable_later
 from stages.scores import Scores, WindowScores
 
@@ -20,14 +21,17 @@ class ChunkedPrefill:
     whole way to the first token), a fresh prompt is processed whole and token 0 is drawn from the
     last position's scores. The rows of a batch share the chunk, and while other rows decode no more
     of it than the batch's `allowance`. Where layers cannot be cut later, a chunk ends at the
-    boundary that is to be published.
+    boundary that is to be published. Rows that want the log-probabilities of their prompt have each
+    chunk's scores reduced before the next.
     """
 
     reads = frozenset(
         {"request", "prompt_ids", "output_ids", "boundary", "cached_len", "match", "namespace",
-         "pending", "processed_ids"}
+         "pending", "processed_ids", "prompt_logprobs"}
     )  # fmt: skip
-    writes = frozenset({"processed_ids", "pending", "scores", "match"})
+    writes = frozenset(
+        {"processed_ids", "pending", "scores", "match", "prompt_logprobs", "prompt_hidden"}
+    )
     needs = {"kv": frozenset({"batch"})}
     thread = "owner"
 
@@ -79,10 +83,14 @@ class ChunkedPrefill:
         round = batch.rows.begin(chunks)
         hidden_BWD = self.target.hidden(round.tokens_BW, round.caches)
         last = self._last_scores(batch, goals, width, hidden_BWD)
-        round.launch(*last)
+        scored = [s.request.prompt_logprobs is not None for s in batch.sequences]
+        round.launch(*last, *([hidden_BWD] if any(scored) else []))
         self.target.calls += 1
         round.wait()
         round.resolve([width] * len(chunks))
+        for row, sequence in enumerate(batch.sequences):
+            if scored[row]:
+                score_chunk(self.target, sequence, hidden_BWD[row])
         batch.draft_rows.prefill(chunks, hidden_BWD)
         for sequence, chunk in zip(batch.sequences, chunks, strict=True):
             sequence.processed_ids += chunk

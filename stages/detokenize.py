@@ -36,6 +36,7 @@ class Detokenize:
     * EOS ends the row. It is counted once in usage (`output_ids`), but it is no content: it has no
       text, no entry in a Delta's ids or log-probabilities, and no place in a published state.
       Hence usage == ids == log-probabilities, plus one if the row ended by EOS.
+    * A token that completes the row's constraint ends it with "stop".
     * The last token of the budget ends the row with "length", unless it is EOS or completes a stop
       string: then "stop". Text held back for a stop string that did not come goes out at the end,
       as do the bytes of an unfinished character, as replacement marks.
@@ -44,7 +45,9 @@ class Detokenize:
       A cancelled or failed row keeps 0.
     """
 
-    reads = frozenset({"emitted", "accepted", "output_ids", "max_new", "request", "text_state"})
+    reads = frozenset(
+        {"emitted", "accepted", "output_ids", "max_new", "request", "sampler", "text_state"}
+    )
     writes = frozenset({"output_ids", "kept", "finish_reason", "text_state"})
     needs: Mapping[str, frozenset[str]] = {}
     thread = "owner"
@@ -81,6 +84,8 @@ class Detokenize:
                 delivery.finish = "stop"
             else:
                 _take(delivery, state, emitted)
+            if emitted is sequence.emitted[-1] and _satisfied(sequence):
+                delivery.finish = "stop"
             if delivery.finish is None and len(sequence.output_ids) >= sequence.max_new:
                 delivery.finish = "length"
             if delivery.finish:
@@ -94,6 +99,11 @@ class Detokenize:
             sequence.text_state = TextState(self._target.tokenizer.decoder(), stop)
         state: TextState = sequence.text_state
         return state
+
+
+def _satisfied(sequence: Sequence) -> bool:
+    """Whether the tokens emitted so far are all that the row's constraint allows."""
+    return sequence.sampler is not None and sequence.sampler.matcher.done
 
 
 def _take(delivery: Delivery, state: TextState, emitted: Emitted) -> None:

@@ -11,7 +11,8 @@ from pipeline.types import Batch, Depth, Drafter, Proposal, Sequence, Target
 class Draft:
     """Each live row gets a proposal of 0..depth tokens to follow its pending one.
 
-    A proposal ends at its first EOS: nothing after it could be delivered; and where `depth` cuts
+    A proposal ends before the first token that the row's constraint forbids, and at its first EOS:
+    nothing after them could be delivered; and where `depth` cuts
     it, once its length and the drafter's confidence are known. Whatever goes wrong in
     the drafter costs this round's speculation and nothing else: all proposals are empty, all depths
     0, and `counts["draft_errors"]` of the rows concerned goes up. So for commit "some depth is
@@ -43,14 +44,17 @@ class Draft:
         asked = [s.pending for s in rows], depths, [s.sampler for s in rows]
         found = batch.draft_rows.draft(*asked)
         proposals = [
-            up_to_eos(ids if isinstance(ids, Proposal) else Proposal(ids), self._ends(sequence))
+            self._possible(ids if isinstance(ids, Proposal) else Proposal(ids), sequence)
             for ids, sequence in zip(found, rows, strict=True)
         ]
         lengths = self._depth.cut(batch, proposals)
         return [ids.cut(length) for ids, length in zip(proposals, lengths, strict=True)]
 
-    def _ends(self, sequence: Sequence) -> Collection[int]:
-        return () if sequence.request.ignore_eos else self._target.eos_ids
+    def _possible(self, proposal: Proposal, sequence: Sequence) -> Proposal:
+        assert sequence.sampler is not None, "tokenize binds a sampler before anything is drafted"
+        ends = () if sequence.request.ignore_eos else self._target.eos_ids
+        proposal = up_to_eos(proposal, ends)
+        return proposal.cut(sequence.sampler.matcher.legal(proposal))
 
     def _count_failure(self, batch: Batch, depths: list[int]) -> None:
         logging.getLogger(__name__).warning(

@@ -13,7 +13,8 @@ class PrefixLookup:
     """The longest usable prefix over all tiers wins, ties go to the earlier (faster) one; only the
     winner is read.
 
-    At least the last token is left to be run. A tier that fails is a miss.
+    At least the last token is left to be run. A tier that fails is a miss. Who wants the prompt's own
+    log-probabilities has to run all of it.
     """
 
     reads = frozenset({"request", "prompt_ids", "output_ids", "namespace", "processed_ids"})
@@ -27,6 +28,8 @@ class PrefixLookup:
 
     def run(self, batch: Batch) -> None:
         for sequence in batch.sequences:
+            if sequence.request.prompt_logprobs is not None:
+                continue
             if sequence.match is None and not sequence.processed_ids:
                 self._look(sequence)
 

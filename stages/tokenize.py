@@ -13,6 +13,7 @@ from pipeline.types import (
     NEUTRAL,
     Adapters,
     Batch,
+    Constraint,
     KVPolicy,
     Limits,
     Request,
@@ -33,9 +34,15 @@ class Tokenize:
     thread = "prepare"
 
     def __init__(
-        self, target: Target, kv: KVPolicy, sampler: Sampler, limits: Limits, adapters: Adapters
+        self,
+        target: Target,
+        kv: KVPolicy,
+        sampler: Sampler,
+        constraint: Constraint,
+        limits: Limits,
+        adapters: Adapters,
     ):
-        self.target, self.kv, self.sampler = target, kv, sampler
+        self.target, self.kv, self.sampler, self.constraint = target, kv, sampler, constraint
         self.limits, self.adapters = limits, adapters
 
     def run(self, batch: Batch) -> None:
@@ -54,8 +61,9 @@ class Tokenize:
         self._check_bias(sequence.sampling.logit_bias or ())
         seed = sequence.sampling.seed
         sequence.seed = secrets.randbits(63) if seed is None else seed
+        matcher = self.constraint.bind(request, self.target, sequence.prompt_ids)
         sequence.sampler = self.sampler.bind(
-            sequence.sampling, sequence.seed, sequence.prompt_ids, request.logprobs
+            sequence.sampling, sequence.seed, sequence.prompt_ids, request.logprobs, matcher
         )
 
     def _ids(self, request: Request) -> list[int]:
@@ -78,7 +86,7 @@ class Tokenize:
 
     def _check_numbers(self, request: Request) -> None:
         """What HTTP refuses before it gets here, and Python callers may get wrong."""
-        least = {"max_tokens": 0, "prefill_chunk": 1, "logprobs": 0}
+        least = {"max_tokens": 0, "prefill_chunk": 1, "logprobs": 0, "prompt_logprobs": 0}
         for name, low in least.items():
             value = getattr(request, name)
             if value is not None and (type(value) is not int or value < low):

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from pipeline.lab import bench as lab
-from pipeline.lab import lines_engine, lines_own, lines_rivals, texts, worker
+from pipeline.lab import lines_drafting, lines_engine, lines_own, lines_rivals, texts, worker
 from pipeline.lab.contestants import Contestant, Field
 from pipeline.lab.figures import Figure, Promise, median_interval, ratio
 from pipeline.lab.lines import Bench
@@ -190,7 +190,7 @@ def test_a_contestant_that_ends_at_once_shows_what_it_said():
 
 def test_every_figure_has_one_name_and_lines_are_chosen_by_it():
     names = [name for line in lab.LINES for name in line.figures]
-    assert len(names) == len(set(names)) == 16
+    assert len(names) == len(set(names)) > 20
     assert lab.chosen("ngram/clean", "ngram")
     assert lab.chosen("ngram/clean", "*/clean")
     assert not lab.chosen("prefix", "prefill")
@@ -226,3 +226,13 @@ def test_a_round_of_the_engine_is_timed_on_the_fake_model():
 def test_copy_lines_keep_the_promised_bounds():
     names = [name for line in lines_own.LINES for name in line.figures]
     assert names == ["prefix", "sampling/plain", "sampling/wide", "ngram/clean", "ngram/imperfect"]
+
+
+def test_drafting_lines_ask_each_row_something_of_its_own():
+    names = [name for line in lines_drafting.LINES for name in line.figures]
+    assert names[:2] == ["suffix/lookup", "suffix/clean"]
+    assert names[2:] == ["adaptive/free1", "adaptive/free4", "adaptive/copy1", "adaptive/copy4"]
+    for text in ("free", "copy_clean"):
+        asked = lines_drafting.prompts(text, 4)
+        assert len(set(asked)) == 4
+        assert all(len(prompt) > 50 for prompt in asked)

@@ -230,7 +230,7 @@ def test_two_processes_share_a_folder(tmp_path):
     written(one)
     two.put(capture((FULL,), [*range(20), 5, 5]))
     written(two)
-    assert found(two, list(range(20)) + [5, 5]) == 22
+    assert found(two, [*range(20), 5, 5]) == 22
     two.store.sync(force=True)
     assert found(two, range(30)) == 30
     while one.store.evict_one():

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import RequestError
+from pipeline.types import Request
 from stages.adapters.none import NoAdapters
 from stages.constraints.none import NoConstraint
 from stages.limits.advisory import Advisory
@@ -72,7 +73,7 @@ def test_fifo_keeps_the_order_of_arrival():
 
 def test_null_parts_do_nothing():
     request: Any = object()
-    assert NoConstraint().bind(request, request) is None
+    assert NoConstraint().bind(Request("r"), request, []).free
     assert NoAdapters().identity(request) == {}
     for part in (NoConstraint(), NoAdapters(), Fifo(), advisory()):
         part.open()

@@ -106,15 +106,6 @@ def test_a_model_that_cannot_be_cut_is_named():
         SplitModel(model).verify(make_prompt_cache(model), make_prompt_cache(model))
 
 
-def test_sink_tokens_are_refused():
-    from mlx_lm.models.cache import RotatingKVCache
-
-    sliding = RotatingKVCache(max_size=8, keep=4)
-    sliding.update_and_fetch(mx.zeros((1, 2, 1, 4)), mx.zeros((1, 2, 1, 4)))
-    with pytest.raises(OpenError, match="Layer 0 keeps 4 sink tokens"):
-        layer_specs([sliding])
-
-
 # --- Hugging Face folders
 
 

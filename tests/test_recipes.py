@@ -33,8 +33,10 @@ def test_composes_checks_and_is_drawn(path):
 @each_recipe
 def test_answers_on_the_fake_model(path):
     with pipeline.load(str(path), "model=fake", "debug=none", "telemetry=quiet") as engine:
-        answer = engine.generate("hello", max_tokens=10)
-    assert len(answer["token_ids"]) == 10
+        decodes = "decode" in engine.pipeline.phases
+        answer = engine.generate("hello", max_tokens=10, prompt_logprobs=None if decodes else 1)
+    assert len(answer["token_ids"]) == (10 if decodes else 0)
+    assert len(answer.get("prompt_logprobs", ())) == (0 if decodes else answer["prompt_tokens"])
     assert answer["finish_reason"] == "length"
 
 

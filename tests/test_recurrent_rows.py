@@ -229,11 +229,11 @@ def test_a_model_of_one_position_for_all_rows_is_refused_at_open(monkeypatch, tm
 
 
 def test_an_unknown_cache_class_is_named(tmp_path):
-    """`ChunkedKVCache` (llama4): no layout yet."""
+    """`LayerCache` (deepseek_v41) has no layout."""
     from pipeline.types import LayerSpec
 
     part = Tiny(Cpu(), family="llama", cache_dir=str(tmp_path))
     part.open()
-    part.specs = (part.specs[0], LayerSpec("ChunkedKVCache", 0, "ChunkedKVCache:2x16:float32"))
-    with pytest.raises(OpenError, match=r"ChunkedKVCache in layers \[1\].*add a layout"):
+    part.specs = (part.specs[0], LayerSpec("LayerCache", 0, "LayerCache:2x16:float32"))
+    with pytest.raises(OpenError, match=r"LayerCache in layers \[1\].*add a layout"):
         Native().rows(part, 2)

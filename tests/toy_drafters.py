@@ -13,10 +13,10 @@ class Oracle:
 
     `wrong_every` n > 0 spoils every proposal at absolute positions divisible by n (1: always wrong);
     `fail_every` m > 0 raises at every m-th call of draft, `lose_every` k > 0 at every k-th token
-    taken in.
+    taken in, `deny_every` j > 0 at every j-th making of rows.
     """
 
-    can = frozenset({"refill"})
+    can = frozenset({"refill", "external"})
     taps: tuple[int, ...] = ()
 
     def __init__(
@@ -25,10 +25,12 @@ class Oracle:
         wrong_every: int = 0,
         fail_every: int = 0,
         lose_every: int = 0,
+        deny_every: int = 0,
         prefill: str = "tail",
     ):
         self.wrong_every, self.fail_every, self.prefill = wrong_every, fail_every, prefill
         self.lose_every, self.taken = lose_every, 0
+        self.deny_every, self.made = deny_every, 0
         self.namespace = f"oracle:{wrong_every}"
         self.book: list[list[int]] = []
         self.calls = 0
@@ -40,6 +42,9 @@ class Oracle:
         pass
 
     def rows(self, target: Target, max_width: int) -> DraftRows:
+        self.made += 1
+        if self.deny_every and self.made % self.deny_every == 0:
+            raise RuntimeError("a drafter's own fault, before the first round")
         return HistoryRows(lambda: _OracleRow(self, target.vocab_size))
 
 

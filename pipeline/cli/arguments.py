@@ -19,6 +19,7 @@ VERBS = {
     "serve": "serve a recipe over an OpenAI-compatible HTTP API",
     "doctor": "which device and BLAS are in use, and how fast they are",
     "demo": "graph, server, one streamed answer, and where the time went",
+    "quality": "what a KV policy costs in quality: KL, top-1 agreement and perplexity against native",
     "bench": "the promised figures against mlx-lm's server and against itself, met or not met",
 }
 EPILOG = """\

@@ -6,7 +6,7 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 
-from pipeline.cli.arguments import add_recipe
+from pipeline.cli.arguments import UsageError, add_recipe
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -17,7 +17,16 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="TEXT",
         help="one user turn; - reads it from standard input",
     )
+    parser.add_argument(
+        "--raw", action="store_true", help="the text as it is, without the chat template"
+    )
     parser.add_argument("--max-tokens", type=_count, metavar="N", help="at most this many tokens")
+    parser.add_argument(
+        "--prompt-logprobs",
+        type=_count,
+        metavar="N",
+        help="with --json: the log-probability of each prompt token, and the N best in its place",
+    )
     parser.add_argument(
         "--json", action="store_true", help="print one object with text, ids, timings, speculation"
     )
@@ -36,12 +45,16 @@ def run(args: Namespace) -> int:
     from pipeline import load
     from pipeline.types import Delta
 
+    if args.prompt_logprobs is not None and not args.json:
+        raise UsageError("--prompt-logprobs: shown by --json only; add it")
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    wanted = {"max_tokens": args.max_tokens, "raw": args.raw}
     with load(args.recipe, *args.overrides, allow=args.allow_code) as engine:
         if args.json:
-            print(json.dumps(engine.generate(prompt, max_tokens=args.max_tokens)))
+            top = args.prompt_logprobs
+            print(json.dumps(engine.generate(prompt, prompt_logprobs=top, **wanted)))
             return 0
-        for event in engine.stream(prompt, max_tokens=args.max_tokens):
+        for event in engine.stream(prompt, **wanted):
             if isinstance(event, Delta):
                 print(event.text, end="", flush=True)
         print()

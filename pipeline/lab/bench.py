@@ -21,14 +21,19 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from pipeline.lab import lines_engine, lines_own, lines_rivals
+from pipeline.lab import lines_drafting, lines_engine, lines_own, lines_rivals
 from pipeline.lab.contestants import Field, headrace, mlx_lm, threads_here
 from pipeline.lab.figures import Figure
 from pipeline.lab.lines import Bench, Line, to_stderr
 from pipeline.lab.sse import BenchError
 from pipeline.lab.table import header, machine, row, table
 
-LINES: tuple[Line, ...] = (*lines_engine.LINES, *lines_own.LINES, *lines_rivals.LINES)
+LINES: tuple[Line, ...] = (
+    *lines_engine.LINES,
+    *lines_own.LINES,
+    *lines_drafting.LINES,
+    *lines_rivals.LINES,
+)
 
 
 def commands(folder: Path, threads: int) -> dict[str, list[str]]:
@@ -36,6 +41,9 @@ def commands(folder: Path, threads: int) -> dict[str, list[str]]:
     return {
         "ours": headrace("smollm2", "drafter=none", threads=threads),
         "ngram": headrace("smollm2", "drafter=ngram", "depth.max=16", threads=threads),
+        "suffix": headrace("smollm2", "drafter=suffix", "depth.max=16", threads=threads),
+        "suffix8": headrace("smollm2", "drafter=suffix", "depth.max=8", threads=threads),
+        "adaptive": headrace("smollm2", "drafter=suffix", "depth=adaptive", threads=threads),
         "wide": headrace("smollm2", "drafter=random", "depth.max=8", threads=threads),
         # A tier that is full before the 200th request, so that every further one evicts.
         "fake": headrace("fake", "model.layers=2", "tier.ram.max_gb=0.00005", threads=threads),

@@ -76,10 +76,16 @@ def row(figure: Figure) -> str:
 def table(figures: Sequence[Figure], failures: Mapping[str, str], seconds: float) -> str:
     """A Markdown table, so that a README can hold it as it is printed."""
     rows = [("line", "what", "figure", "90 %", "promise", "", "note"), *map(cells, figures)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["| " + " | ".join(map(str.ljust, one, widths)) + " |" for one in rows]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    lines = markdown(rows)
     lines += [f"NOT MEASURED {name}: {error}" for name, error in failures.items()]
     missed = len(failures) + sum(not figure.met for figure in figures)
     verdict = f"{missed} NOT MET" if missed else "every line met"
     return "\n".join(["", *lines, "", f"{verdict}, in {seconds / 60:.1f} minutes"])
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Aligned lines of a Markdown table; the first row is its head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["| " + " | ".join(map(str.ljust, one, widths)) + " |" for one in rows]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return lines

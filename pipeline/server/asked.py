@@ -8,6 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from pipeline.server.errors import invalid
+from pipeline.server.grammars import wanted_grammar
 from pipeline.server.neutral import check_neutral
 from pipeline.server.schema import ChatBody, Common, Message, TextBody, TextPart, read
 from pipeline.types import Request, Sampling
@@ -68,9 +69,12 @@ def _request(body: Common, name: str, bounds: Bounds) -> Request:
         id=name,
         sampling=_sampling(body, bounds),
         stop=tuple(body.stop),
+        grammar=wanted_grammar(body),
         ignore_eos=bool(body.ignore_eos),
         prefill_chunk=body.prefill_chunk,
         client=body.user or bounds.client,
+        priority=body.priority or 0,
+        prompt_logprobs=body.prompt_logprobs,
         session_id=body.session_id,
     )
 
@@ -103,6 +107,8 @@ def _prompt(base: Request, prompt: str | list[int], bounds: Bounds) -> Request:
 def _asked(body: Common, prompts: list[Request], bounds: Bounds, ignored: Iterable[str]) -> Asked:
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options: only allowed when stream is true.", "stream_options")
+    if body.prompt_logprobs is not None and body.stream:
+        raise invalid("prompt_logprobs: not available when stream is true.", "prompt_logprobs")
     n = body.n or 1
     _check_choices(n * len(prompts), "n" if n > 1 else "prompt", bounds)
     return Asked(
@@ -130,7 +136,8 @@ def _odd_options(body: Common) -> list[str]:
 
 
 def _numbered(prompts: list[Request], n: int) -> Iterable[Request]:
-    """Choice c of a prompt draws with seed + c, so that n choices differ and can be had again."""
+    """Choice c of a prompt draws with seed + c, so that n choices differ and can be had again. The
+    prompt is scored once, with its first choice."""
     if len(prompts) * n == 1:
         yield prompts[0]
         return
@@ -139,7 +146,8 @@ def _numbered(prompts: list[Request], n: int) -> Iterable[Request]:
         seed = base.sampling.seed
         if seed is not None:
             seed = (seed + index % n) % 2**63
-        yield replace(base, id=f"{base.id}-{index}", sampling=replace(base.sampling, seed=seed))
+        base = replace(base, id=f"{base.id}-{index}", sampling=replace(base.sampling, seed=seed))
+        yield replace(base, prompt_logprobs=None) if index % n else base
 
 
 def _messages(messages: list[Message]) -> tuple[tuple[dict[str, Any], ...], list[str]]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
-from pipeline.types import Tokenizer, TokenLogprob
+from pipeline.types import PromptLogprob, Tokenizer, TokenLogprob
 
 FLOOR = -9999.0  # OpenAI's stand-in for minus infinity, which JSON does not have
 
@@ -75,6 +75,28 @@ class TextLogprobs:
         start = self._chars
         self._chars += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
         return start
+
+
+def prompt_form(
+    tokenizer: Tokenizer, entries: Sequence[PromptLogprob | None]
+) -> list[dict[str, Any] | None] | None:
+    """vLLM's `prompt_logprobs`: null for the first token, then an object a token, from token ids (the
+    prompt's own and the best) to `{logprob, rank, decoded_token}`. None if there are none."""
+    return [None if entry is None else _ranked(tokenizer, entry) for entry in entries] or None
+
+
+def _ranked(tokenizer: Tokenizer, entry: PromptLogprob) -> dict[str, Any]:
+    best = [(token, logprob, 1 + at) for at, (token, logprob) in enumerate(entry.top)]
+    shown = {token: (logprob, rank) for token, logprob, rank in best}
+    shown[entry.token_id] = (entry.logprob, entry.rank)
+    return {
+        str(token): {
+            "logprob": finite(logprob),
+            "rank": rank,
+            "decoded_token": tokenizer.token_bytes(token).decode("utf-8", errors="replace"),
+        }
+        for token, (logprob, rank) in shown.items()
+    }
 
 
 def finite(logprob: float) -> float:

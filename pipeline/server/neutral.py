@@ -26,7 +26,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "functions": ([],),
         "function_call": ("none", "auto"),
         "parallel_tool_calls": ANY,
-        "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         "audio": (),
         "web_search_options": (),
@@ -43,14 +42,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "chat_template": (),
         "add_generation_prompt": (True,),
         "continue_final_message": (False,),
-        # constraints
-        "grammar": ("",),
-        "json_schema": (),
-        "structured_outputs": (),
-        "guided_json": (),
-        "guided_regex": (),
-        "guided_choice": ([],),
-        "guided_grammar": ("",),
+        # constraints beside those of `grammars`
         "bad_words": ([],),
         "allowed_token_ids": (),
         # lengths and ends

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.server.answer import Answer
 from pipeline.server.contract import ServedEngine
-from pipeline.server.logprobs import Logprobs
+from pipeline.server.logprobs import Logprobs, prompt_form
 from pipeline.server.shapes import Shape
 from pipeline.types import Delta, Done
 
@@ -21,12 +21,20 @@ class Scribe:
         self.shape, self._answer = shape, answer
         self._created = int(time.time())
         self._model = engine.target_info["name"]
+        self._tokenizer = engine.tokenizer
         self._formats = [_format(shape, engine, r.logprobs) for r in answer.asked.requests]
 
     def whole(self, deltas: Sequence[Sequence[Delta]]) -> dict[str, Any]:
         """The complete object; `deltas[i]` are all of choice i."""
         choices = [self._whole_choice(i, pieces) for i, pieces in enumerate(deltas)]
-        return {**self._head(self.shape.whole_name), "choices": choices, "usage": self.usage()}
+        body = {**self._head(self.shape.whole_name), "choices": choices, "usage": self.usage()}
+        return {**body, **(self._prompt(0) if self.shape.one_prompt else {})}
+
+    def _prompt(self, index: int) -> dict[str, Any]:
+        """vLLM's field where it was asked for: the choice's prompt, scored with its first choice."""
+        done = self._answer.choices[index - index % self._answer.asked.n].done
+        form = prompt_form(self._tokenizer, done.prompt_logprobs) if done else None
+        return {} if form is None else {"prompt_logprobs": form}
 
     def chunk(self, index: int, part: dict[str, Any], logprobs: Any = None) -> dict[str, Any]:
         choice = {"index": index, **part, "logprobs": logprobs, "finish_reason": None}
@@ -65,6 +73,8 @@ class Scribe:
         done = self._answer.choices[index].done
         assert done is not None, "a reply is written when every choice has ended"
         ending = {"finish_reason": done.finish_reason, "headrace": _extra(done)}
+        if not self.shape.one_prompt:
+            ending |= self._prompt(index)
         return {"index": index, **self.shape.whole(text), "logprobs": logprobs, **ending}
 
     def _joined(

@@ -109,6 +109,17 @@ class Common(_Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    # the form of the answer: see `grammars`
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    priority: Annotated[int, Field(ge=-8, le=8)] | None = None  # higher is sooner
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     # ours
     ignore_eos: bool | None = None
     session_id: str | None = None

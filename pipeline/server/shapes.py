@@ -14,6 +14,7 @@ class Shape(Protocol):
 
     whole_name: str
     chunk_name: str
+    one_prompt: bool  # a reply is about one prompt: what is said of it stands beside the choices
 
     def opening(self) -> dict[str, Any] | None:
         """A stream's first chunk, before any token; None: there is none."""
@@ -30,6 +31,7 @@ class ChatShape:
 
     whole_name = "chat.completion"
     chunk_name = "chat.completion.chunk"
+    one_prompt = True
 
     def opening(self) -> dict[str, Any] | None:
         return {"delta": {"role": "assistant", "content": ""}}
@@ -52,6 +54,7 @@ class TextShape:
 
     whole_name = "text_completion"
     chunk_name = "text_completion"
+    one_prompt = False
 
     def opening(self) -> dict[str, Any] | None:
         return None

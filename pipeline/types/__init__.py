@@ -1,5 +1,6 @@
 """The data that flows and the protocols of the parts. The only module stages and engine share."""
 
+from pipeline.types.keeping import Keeper, Match, Tier
 from pipeline.types.parts import (
     Adapters,
     Change,
@@ -8,9 +9,7 @@ from pipeline.types.parts import (
     Device,
     Drafter,
     DraftRows,
-    Keeper,
     KVPolicy,
-    Match,
     Matcher,
     Round,
     Rows,
@@ -19,17 +18,19 @@ from pipeline.types.parts import (
     Sampler,
     Stage,
     Target,
-    Tier,
     Tokenizer,
 )
 from pipeline.types.request import (
     NEUTRAL,
     Accepted,
+    Comparison,
     Delta,
     Done,
     Event,
     Failed,
     FinishReason,
+    Grammar,
+    PromptLogprob,
     Request,
     Sampling,
     Speculation,
@@ -56,6 +57,7 @@ __all__ = [
     "Attachment",
     "Batch",
     "Change",
+    "Comparison",
     "Constraint",
     "Delta",
     "Depth",
@@ -67,6 +69,7 @@ __all__ = [
     "Event",
     "Failed",
     "FinishReason",
+    "Grammar",
     "KVPolicy",
     "Keeper",
     "LayerSlice",
@@ -74,6 +77,7 @@ __all__ = [
     "Limits",
     "Match",
     "Matcher",
+    "PromptLogprob",
     "Proposal",
     "Request",
     "Round",

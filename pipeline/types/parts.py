@@ -72,6 +72,7 @@ class Tokenizer(Protocol):
 
     template: str | None  # chat template source; None: a base model
     identity: str  # digest of vocabulary, merges, template and special tokens
+    special_ids: frozenset[int]  # ids with a meaning of their own, which give no text
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Ids of `text`; a BOS the text already starts with is not doubled."""
@@ -278,7 +279,8 @@ class Depth(Part, Protocol):
 class RowSampler(Protocol):
     """One request's way of choosing tokens. Noise depends on (seed, position) alone."""
 
-    greedy: bool  # plain argmax: no history, no noise, no log-probabilities
+    greedy: bool  # plain argmax: no history, no noise, no constraint, no log-probabilities
+    matcher: Matcher  # the row's place in its constraint; `push` and `restart` move it along
 
     def draw(self, logits_V: Any, position: int) -> tuple[int, TokenLogprob | None]:
         """The target's own token at absolute `position`; changes nothing. logits_V is a host array."""
@@ -296,9 +298,14 @@ class Sampler(Part, Protocol):
     defaults: Sampling
 
     def bind(
-        self, sampling: Sampling, seed: int, prompt_ids: Seq[int], logprobs: int | None
+        self,
+        sampling: Sampling,
+        seed: int,
+        prompt_ids: Seq[int],
+        logprobs: int | None,
+        matcher: Matcher | None = None,
     ) -> RowSampler:
-        """`sampling` is resolved: nothing in it is None except seed."""
+        """`sampling` is resolved: nothing in it is None except seed. Without a matcher: unconstrained."""
 
 
 class Rule(Part, Protocol):
@@ -313,86 +320,42 @@ class Rule(Part, Protocol):
 
 
 class Matcher(Protocol):
-    """One row's place in its constraint; advanced by emitted tokens only."""
+    """One row's place in its constraint; moved by emitted tokens only, asked on the owner thread."""
 
-    def mask(self, logits_V: Any) -> Any: ...
-    def push(self, token_id: int) -> None: ...
-    def forced(self, limit: int) -> list[int]: ...
+    free: bool  # every token is allowed, always
+
     @property
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Satisfied, and nothing can follow: the row ends, and nothing more is sampled."""
+
+    def mask(self, logits_V: Any) -> Any:
+        """The scores (host) with -inf at what may not come next; allowed scores untouched. A new
+        array if anything differs. RuntimeError where nothing may come."""
+
+    def push(self, token_id: int) -> None: ...
+    def restart(self, output_ids: Seq[int]) -> None:
+        """After a fault or a resume: exactly these tokens were emitted."""
+
+    def legal(self, token_ids: Seq[int]) -> int:
+        """How many leading tokens of a proposal may come. Changes nothing."""
+
+    def forced(self, limit: int) -> list[int]:
+        """0..limit tokens that spell what must come, as the tokenizer would. Changes nothing. Another
+        spelling may be legal too, so they are a proposal and no decision."""
 
 
 class Constraint(Part, Protocol):
-    """Compiles a request's grammar. RequestError that says where, if it cannot."""
+    """Compiles a request's grammar; on the preparation pool, so safe on any thread."""
 
-    def bind(self, request: Request, tokenizer: Tokenizer) -> Matcher | None: ...
+    def bind(self, request: Request, target: Target, prompt_ids: Seq[int]) -> Matcher:
+        """A free matcher for a request without a grammar. RequestError that says where, if the
+        grammar cannot be compiled or this option takes none."""
 
 
 class Adapters(Part, Protocol):
     """Weight deltas on the target. `identity` of the mounted set goes into the namespace."""
 
     def identity(self, request: Request) -> Mapping[str, Any]: ...
-
-
-class Match(Protocol):
-    """A borrowed state. Materialize it (prepare_append), then `release`."""
-
-    state: State
-    tier: str
-
-    def release(self) -> None: ...
-
-
-class Keeper(Protocol):
-    """Who wants to know what a tier holds and loses. `key` is packed int32 token ids."""
-
-    def stored(self, namespace: str, key: bytes) -> None:
-        """A state of exactly these tokens is held now."""
-
-    def leaving(self, namespace: str, key: bytes, make: Callable[[], State]) -> None:
-        """It is about to go; `make` gives it, now or never."""
-
-
-class Tier(Part, Protocol):
-    """Keeps saved states by token prefix and namespace. A tier that fails is a miss, never an error.
-
-    `can` may say "shrink" (it holds memory), "watch" (a `Keeper` may take what it loses) and "durable"
-    (what it has written outlives the process). Where a method says "only" it is asked for only there.
-    """
-
-    name: str
-
-    def usable(self, tokens: Seq[int], namespace: str, limit: int) -> int:
-        """How many tokens `lookup` would give, without reading anything. O(len(tokens))."""
-
-    def lookup(self, tokens: Seq[int], namespace: str, limit: int) -> Match | None:
-        """The longest usable state for a prefix of `tokens`, at most `limit` long. O(len(tokens))."""
-
-    def covered(self, tokens: Seq[int], namespace: str) -> int:
-        """How many leading tokens are held already, so that `capture` need not copy them."""
-
-    def put(self, state: State) -> bool:
-        """Take ownership. False if it was dropped (over the cap, or its base is gone)."""
-
-    def idle_step(self) -> bool:
-        """Do one bounded piece of background work while nothing runs; True if more is left."""
-
-    def clear(self) -> None: ...
-    def shrink(self, nbytes: int) -> None:
-        """Hold at most `nbytes` of memory from now on, evicting if need be. Only where `can` says
-        "shrink": a tier that holds memory."""
-
-    def watch(self, keeper: Keeper) -> None:
-        """Tell `keeper` from now on. Only "watch"."""
-
-    def durable(self, tokens: Seq[int], namespace: str) -> bool:
-        """Whether a state of exactly these tokens would be found after a restart. Only "durable"."""
-
-    def wait(self, seconds: float) -> None:
-        """Let what is being written get on with it, at most so long. Only "durable"."""
-
-    def stats(self) -> Mapping[str, int | float]: ...
-    def check_integrity(self) -> None: ...
 
 
 Work = Callable[[], Any]

@@ -30,6 +30,16 @@ class Sampling:
         return replace(lower, **said)
 
 
+@dataclass(frozen=True)
+class Grammar:
+    """The form an answer must have. `field` is what the request called it, for its error."""
+
+    kind: Literal["json_schema", "regex", "choice", "lark", "gbnf"]
+    source: str  # JSON text of the schema or of the list of choices, the expression, the grammar
+    field: str = "grammar"
+    compact: bool = False  # JSON without white space between its tokens
+
+
 NEUTRAL = Sampling(0.0, 1.0, 0, 0.0, 1.0, 0.0, 0.0, (), None)
 
 
@@ -45,11 +55,13 @@ class Request:
     max_tokens: int | None = None  # a ceiling; None: until EOS or the context ends
     stop: tuple[str, ...] = ()
     logprobs: int | None = None  # None: off; n: the chosen token and the n best
+    grammar: Grammar | None = None
+    prompt_logprobs: int | None = None  # None: off; n: every prompt token and the n best
     ignore_eos: bool = False  # go on after EOS (benchmarks)
     prefill_chunk: int | None = None  # tokens
     template_args: Mapping[str, Any] = field(default_factory=dict)
     client: str = ""  # fairness key; never part of a namespace
-    priority: int = 0
+    priority: int = 0  # higher is sooner
     session_id: str | None = None  # affinity only; never part of a namespace
 
 
@@ -61,6 +73,27 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A prompt token's position under a stored reference of the same model and text."""
+
+    kl: float  # nats: how far the reference's distribution is from this one
+    logprob: float  # of the prompt's token, by the reference
+    agrees: bool  # both hold the same token for the best
+
+
+@dataclass(frozen=True)
+class PromptLogprob:
+    """One prompt token's log-probability given those before it, by the model's own scores: no penalty,
+    bias, temperature or filter. `rank` 1 is the best; `top` as in `TokenLogprob`."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+    against: Comparison | None = None  # where the flow compares
 
 
 @dataclass(frozen=True)
@@ -109,6 +142,8 @@ class Done:
     seed: int
     timings: Mapping[str, float]  # seconds by stage, and `ttft`, `queue`, `total`
     speculation: Speculation
+    # where they were asked for: one entry a prompt token, None for the first, which follows nothing
+    prompt_logprobs: tuple[PromptLogprob | None, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,18 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pipeline.types.request import Event, FinishReason, Request, Sampling, TokenLogprob
+from pipeline.types.request import (
+    Event,
+    FinishReason,
+    PromptLogprob,
+    Request,
+    Sampling,
+    TokenLogprob,
+)
 
 if TYPE_CHECKING:
-    from pipeline.types.parts import DraftRows, Match, Round, Rows, RowSampler
+    from pipeline.types.keeping import Match
+    from pipeline.types.parts import DraftRows, Round, Rows, RowSampler
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,9 @@ class Sequence:
     cached_len: int = 0  # prompt tokens served from saved state
     processed_ids: list[int] = field(default_factory=list)  # exactly what the target rows hold
     captured_len: int = 0  # longest length already published
+    prompt_logprobs: list[PromptLogprob] = field(default_factory=list)  # of prompt_ids[1:]
+    prompt_hidden: Any = None  # hidden_WD of the chunk just run, where its tokens are scored
+    score_state: Any = None  # score's own: the stored reference and what is being recorded
     pending: int = -1  # next input token: known, not yet in the rows
     depth: int = 0  # speculation length allowed this round
     proposal: Proposal = field(default_factory=Proposal)
@@ -130,10 +141,13 @@ class Batch:
 class LayerSpec:
     """What decides how a layer's rows are stored, cut and joined."""
 
-    kind: str  # full | sliding | latent | recurrent
-    window: int = 0  # tokens; sliding only: a query sees itself and window - 1 before it
+    kind: str  # full | sliding | chunked | sinks | latent | recurrent
+    window: int = (
+        0  # sliding, sinks: a query sees itself and window - 1 before it; chunked: its size
+    )
     signature: str = ""  # heads, sizes, dtype: two states join only if equal
     group: int = -1  # composite: specs of one model layer that keeps several states share a number
+    keep: int = 0  # sinks only: first tokens that every query sees, beside its window
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from pipeline.types import Matcher, Request, Tokenizer
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from pipeline.errors import RequestError
+from pipeline.types import Matcher, Request, Target
+
+
+class Free:
+    """The matcher of a row without a constraint."""
+
+    free, done = True, False
+
+    def mask(self, logits_V: Any) -> Any:
+        return logits_V
+
+    def push(self, token_id: int) -> None: ...
+
+    def restart(self, output_ids: Seq[int]) -> None: ...
+
+    def legal(self, token_ids: Seq[int]) -> int:
+        return len(token_ids)
+
+    def forced(self, limit: int) -> list[int]:
+        return []
 
 
 class NoConstraint:
-    """The null object of constraints."""
+    """The null object of constraints. RequestError for a request that asks for one."""
 
     can = frozenset[str]()
 
@@ -14,5 +37,11 @@ class NoConstraint:
 
     def close(self) -> None: ...
 
-    def bind(self, request: Request, tokenizer: Tokenizer) -> Matcher | None:
-        return None
+    def bind(self, request: Request, target: Target, prompt_ids: Seq[int]) -> Matcher:
+        if request.grammar is not None:
+            field = request.grammar.field
+            message = (
+                f"{field}: this recipe takes no grammars; serve it with constraint=llguidance."
+            )
+            raise RequestError(message, param=field)
+        return Free()

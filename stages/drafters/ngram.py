@@ -71,7 +71,7 @@ class NGram:
     `growth=0` is no bound.
     """
 
-    can = frozenset({"refill"})
+    can = frozenset({"refill", "external"})
     prefill = "tail"
     taps: tuple[int, ...] = ()
 

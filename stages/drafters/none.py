@@ -8,7 +8,9 @@ from pipeline.types import DraftRows, Target
 from stages.drafters.history import HistoryRows
 
 
-class _NoRow:
+class NoRow:
+    """A row that remembers nothing."""
+
     def extend(self, tokens: Seq[int]) -> None:
         pass
 
@@ -22,7 +24,7 @@ class _NoRow:
 class NoDrafter:
     """Proposes nothing and keeps nothing, so that no loop asks whether there is a drafter."""
 
-    can = frozenset({"refill"})
+    can = frozenset({"refill", "external"})
     prefill = "tail"
     namespace = "none"
     taps: tuple[int, ...] = ()
@@ -34,4 +36,4 @@ class NoDrafter:
         pass
 
     def rows(self, target: Target, max_width: int) -> DraftRows:
-        return HistoryRows(_NoRow)
+        return HistoryRows(NoRow)

@@ -13,6 +13,8 @@ from stages.rows.state import is_exact
 KEPT = {  # kind -> why a policy leaves such layers as the model computes them
     "latent": "latent: a token is one small vector already",
     "recurrent": "recurrent: one state of a fixed size, not one a token",
+    "chunked": "chunked: not coded yet",
+    "sinks": "sinks: not coded yet",
 }
 
 

@@ -131,7 +131,7 @@ class ByteTokens:
     """A `Tokenizer` whose ids are bytes. No BOS is added."""
 
     def __init__(self, template: str | None):
-        self.template = template
+        self.template, self.special_ids = template, frozenset({BOS, EOS})
         self.identity = digest({"bytes": 1, "template": template})
         self._chat = ChatTemplate(template, {}) if template else None
 
@@ -154,4 +154,4 @@ class ByteTokens:
         return {BOS: b"<bos>", EOS: b"<eos>"}.get(token_id, b"")
 
     def decoder(self) -> BytesDecoder:
-        return BytesDecoder(self.token_bytes, frozenset({BOS, EOS}))
+        return BytesDecoder(self.token_bytes, self.special_ids)

@@ -60,7 +60,7 @@ class Tiny(Local):
         home = expand(self.folder) if self.folder else self.memory / "tiny"
         place = home / f"{self.family}-{key[:12]}"
         if not place.exists():
-            write(place, family.module, config, self.seed)
+            write(place, family.module, config, self.seed, family.nested)
         return place
 
     def _config(self) -> tuple[Family, dict[str, Any]]:

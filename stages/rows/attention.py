@@ -196,12 +196,16 @@ class AttentionLayout:
         self.starts = [s + d for s, d in zip(self.starts, shift, strict=True)]
         slots = capacity(self.must_hold + self._frame.width)
         last = self.buffers[0].shape[2] - 1
-        index = np.minimum(np.array(shift)[:, None] + np.arange(slots), last).astype(np.int32)
+        index = np.minimum(self._shifted(shift, slots), last).astype(np.int32)
         at = mx.array(index[:, None, :, None])
         self.buffers = tuple(
             mx.take_along_axis(b, mx.broadcast_to(at, (*b.shape[:2], slots, b.shape[3])), axis=2)
             for b in self.buffers
         )
+
+    def _shifted(self, shift: Seq[int], slots: int) -> Any:
+        """Which slot (B, slots) comes to lie in each."""
+        return np.array(shift)[:, None] + np.arange(slots)
 
 
 def _zeros(like_HTD: mx.array, rows: int, slots: int) -> mx.array:

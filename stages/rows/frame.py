@@ -5,6 +5,7 @@ Legend: B rows, W width of the forward, T keys fetched, H heads, D head size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import mlx.core as mx
@@ -75,4 +76,10 @@ class Frame:
             if window:
                 seen &= held > query - window
             self._masks[key] = mx.array(seen[:, None])
+        return self._masks[key]
+
+    def once(self, key: tuple[object, ...], make: Callable[[], mx.array]) -> mx.array:
+        """`make()`, kept for the other layers that want the same in this forward."""
+        if key not in self._masks:
+            self._masks[key] = make()
         return self._masks[key]

@@ -143,7 +143,7 @@ class RecurrentLayout:
         index = mx.array(list(keep), mx.int32)
         self.now = [array[index] for array in self.now]
 
-    def payload(self, row: int) -> dict[str, mx.array]:
+    def payload(self, row: int, length: int) -> dict[str, mx.array]:
         """The row's arrays without the row axis, as copies: a view would pin all rows. Lazy."""
         return {
             f"slot{slot}": mx.concatenate([array[row : row + 1], array[:0]])[0]

@@ -41,7 +41,8 @@ class ExactLayout(Layout, Protocol):
     def kept(self, keep: Seq[int]) -> None:
         """The oldest round ends with these inputs kept."""
 
-    def payload(self, row: int) -> dict[str, mx.array]: ...
+    def payload(self, row: int, length: int) -> dict[str, mx.array]:
+        """What a row of `length` tokens needs to go on."""
 
 
 class LayeredRows:
@@ -144,7 +145,7 @@ class LayeredRows:
             first = layout.starts[row] if spec.window else start
             cut = None if index in self.exact else LayerSlice(first, layout.held(row, first, stop))
             layers.append(cut)
-        payloads = {index: layout.payload(row) for index, layout in self.exact.items()}
+        payloads = {index: layout.payload(row, stop) for index, layout in self.exact.items()}
         return State(
             tuple(tokens),
             namespace,

@@ -19,7 +19,7 @@ import mlx.core as mx
 from pipeline.types import LayerSlice, LayerSpec, Segment, State
 
 TOKENS = 1  # axis
-EXACT = frozenset({"recurrent"})  # kinds whose state is that of one length
+EXACT = frozenset({"recurrent", "sinks"})  # kinds whose state is that of one length
 
 
 def is_exact(spec: LayerSpec) -> bool:
@@ -33,8 +33,9 @@ def cuttable_later(specs: Seq[LayerSpec]) -> bool:
 
 
 def since(spec: LayerSpec, length: int) -> int:
-    """First token that a state of `length` tokens needs in a layer that can be cut."""
-    return max(0, length - spec.window + 1) if spec.kind == "sliding" else 0
+    """First token that a state of `length` tokens needs in a layer that can be cut. A chunk's tokens
+    lie within a window of its size."""
+    return max(0, length - spec.window + 1) if spec.window else 0
 
 
 def cuttable(segments: Seq[Segment]) -> list[int]:
@@ -285,7 +286,7 @@ def check_segment(specs: Seq[LayerSpec], segment: Segment, start: int) -> None:
             f"layer {layer}: {lengths}, not {count}"
         )
         assert lengths or not count, f"layer {layer}: no arrays for {count} tokens"
-        whole = spec.kind == "sliding" or segment.start == segment.stop or piece.first <= start
+        whole = spec.window or segment.start == segment.stop or piece.first <= start
         assert whole, f"layer {layer} ({spec.kind}) begins at {piece.first}, not {start}"
 
 

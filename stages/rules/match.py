@@ -39,7 +39,7 @@ class Match:
             emitted.append(Emitted(token, logprob))
             agreed = index < len(proposal) and token == proposal[index]
             accepted += agreed
-            if not agreed or token in eos_ids:
+            if not agreed or token in eos_ids or sampler.matcher.done:
                 break
         return emitted, accepted
 

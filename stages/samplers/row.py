@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.types import Sampling, TokenLogprob
+from pipeline.types import Matcher, Sampling, TokenLogprob
 from stages.samplers.filters import highest, inverse_temperature, survivors
 from stages.samplers.noise import gumbel
 from stages.samplers.penalties import Penalties
@@ -38,12 +39,19 @@ def token_logprob(logits_V: Floats, token_id: int, count: int) -> TokenLogprob:
 
 
 class StandardRow:
-    """Order: logit_bias, penalties, (log-probabilities are read here), temperature, top_k, top_p,
-    min_p, then the highest of score + Gumbel noise. Temperature 0: the highest score, lowest id."""
+    """Order: logit_bias, penalties, (log-probabilities are read here), constraint, temperature, top_k,
+    top_p, min_p, then the highest of score + Gumbel noise. Temperature 0: the highest score, lowest
+    id."""
 
     def __init__(
-        self, sampling: Sampling, seed: int, prompt_ids: Iterable[int], logprobs: int | None
+        self,
+        sampling: Sampling,
+        seed: int,
+        prompt_ids: Iterable[int],
+        logprobs: int | None,
+        matcher: Matcher,
     ):
+        self.matcher = matcher
         self._temperature = sampling.temperature or 0.0
         self._top_k = sampling.top_k or 0
         self._top_p = 1.0 if sampling.top_p is None else sampling.top_p
@@ -51,12 +59,14 @@ class StandardRow:
         self._seed = seed
         self._logprobs = logprobs
         self._penalties = Penalties(sampling, prompt_ids)
-        self.greedy = self._temperature == 0 and logprobs is None and self._penalties.neutral
+        plain = self._temperature == 0 and logprobs is None
+        self.greedy = plain and self._penalties.neutral and matcher.free
 
     def draw(self, logits_V: Any, position: int) -> tuple[int, TokenLogprob | None]:
         logits = self._penalties.apply(np.asarray(logits_V, dtype=np.float32))
         finite_peak(logits)
-        token = self._sample(logits, position) if self._temperature else int(logits.argmax())
+        legal = self.matcher.mask(logits)
+        token = self._sample(legal, position) if self._temperature else int(legal.argmax())
         if self._logprobs is None:
             return token, None
         return token, token_logprob(logits, token, self._logprobs)
@@ -70,6 +80,8 @@ class StandardRow:
 
     def push(self, token_id: int) -> None:
         self._penalties.push(token_id)
+        self.matcher.push(token_id)
 
-    def restart(self, output_ids: Iterable[int]) -> None:
+    def restart(self, output_ids: Seq[int]) -> None:
         self._penalties.restart(output_ids)
+        self.matcher.restart(output_ids)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 from pipeline.errors import ConfigError, Problem, RequestError
-from pipeline.types import RowSampler, Sampling
+from pipeline.types import Matcher, RowSampler, Sampling
+from stages.constraints.none import Free
 from stages.samplers.row import StandardRow
 
 _RANGES = {  # low, high, whether low itself is allowed
@@ -79,9 +80,14 @@ class Standard:
         pass
 
     def bind(
-        self, sampling: Sampling, seed: int, prompt_ids: Seq[int], logprobs: int | None
+        self,
+        sampling: Sampling,
+        seed: int,
+        prompt_ids: Seq[int],
+        logprobs: int | None,
+        matcher: Matcher | None = None,
     ) -> RowSampler:
         if wrong := faults(sampling):
             name, what = wrong[0]
             raise RequestError(f"{name}: {what}", param=name)
-        return StandardRow(sampling, seed, prompt_ids, logprobs)
+        return StandardRow(sampling, seed, prompt_ids, logprobs, matcher or Free())

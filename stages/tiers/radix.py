@@ -91,7 +91,7 @@ class Tree:
 
     def __init__(self, state: State) -> None:
         self.name, self.specs, self.exact = tree_name(state), state.specs, exact_layers(state)
-        sliding = {layer for layer, spec in enumerate(state.specs) if spec.kind == "sliding"}
+        sliding = {layer for layer, spec in enumerate(state.specs) if spec.window}
         self.windowed = tuple(sorted(sliding - self.exact))
         self.root = Node(b"", Segment(0, 0, ()), None)
 

@@ -7,7 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from stages.drafters.ngram import NGram
+from stages.drafters.suffix import Suffix
+
 GROUP = "drafter"
+TOYS = {"order": [NGram(min_ngram=4), Suffix()]}
 TEXT = [3, 4, 5, 6, 7, 1, 3, 4, 5, 6, 7, 2, 3, 4, 5, 6]
 TARGET = SimpleNamespace(vocab_size=32, eos_ids=frozenset({31}), context_len=512)
 

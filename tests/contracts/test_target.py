@@ -73,7 +73,7 @@ def test_attributes(target):
     assert target.prefill_chunk(1000) is None
     for spec in target.specs:
         assert spec.signature.startswith(spec.kind + ":") and spec.signature.endswith(":float32")
-        assert (spec.window > 0) == (spec.kind == "sliding")
+        assert (spec.window > 0) == (spec.kind in ("sliding", "chunked"))
 
 
 def test_shapes(target):

@@ -88,3 +88,20 @@ def test_plain_output_varies(plain):
     """The checkpoints are no degenerate ones: a constant answer would hide faults."""
     assert len(set(plain["greedy"])) > 5
     assert plain["greedy"] != plain["nucleus"] != plain["penalties"]
+
+
+def test_draft_rows_that_cannot_be_made_cost_speculation_only():
+    """Every other making fails: the first is the rehearsal, the second the first request's."""
+    with serving("flow=plain", "drafter=none", "tier=none") as engine:
+        expected = engine.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True)["token_ids"]
+    settings = ("flow=speculative", ORACLE, "+drafter.deny_every=2", "depth.max=3", "tier=none")
+    with serving(*settings) as engine:
+        part = engine.pipeline.parts["drafter"]
+        part.book = [PROMPT + expected]
+        for _ in range(2):
+            got = engine.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True)
+            assert got["token_ids"] == expected and got["speculation"]["accepted"] > 0
+        assert part.made >= 4
+        part.deny_every = 1
+        got = engine.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True)
+        assert got["token_ids"] == expected and got["speculation"]["drafted"] == 0

@@ -93,7 +93,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "json"}}, "response_format"),
     ({"best_of": 2}, "best_of"),
     ({"best_of": True}, "best_of"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -91,3 +92,35 @@ def test_stop_and_logprobs(model):
     else:
         entries = model.ask(QUESTIONS[1], logprobs=True).choices[0].logprobs.content
         assert b"".join(bytes(entry.bytes) for entry in entries).decode() == whole
+
+
+def test_a_json_schema_with_and_without_drafts_that_the_schema_dictates(script):
+    """Same answer, and fewer target passes than tokens where the schema's text is drafted."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "capital_of_the_country": {"type": "string", "maxLength": 12},
+            "is_it_on_the_river_seine": {"type": "boolean"},
+        },
+        "required": ["capital_of_the_country", "is_it_on_the_river_seine"],
+        "additionalProperties": False,
+    }
+    fields = {"json": schema, "disable_any_whitespace": True}
+    answers = []
+    for drafter in ("none", "grammar"):
+        with (
+            pipeline.load("structured", f"drafter={drafter}", "tier=none") as engine,
+            serve_in_thread(engine, ServerSettings()) as base,
+            openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0) as client,
+        ):
+            model = Model(engine, client)
+            asked = {"max_tokens": 80, "extra_body": {"structured_outputs": fields}}
+            answers.append(model.ask("Describe Paris as JSON.", **asked))
+    plain, drafted = (answer.choices[0] for answer in answers)
+    assert drafted.message.content == plain.message.content
+    assert set(json.loads(plain.message.content)) == set(schema["properties"])
+    calls = [
+        choice.model_extra["headrace"]["speculation"]["target_calls"] for choice in (plain, drafted)
+    ]
+    assert calls[1] < 0.8 * calls[0]
+    assert calls[1] < answers[1].usage.completion_tokens

@@ -28,8 +28,11 @@ TEMPLATE = (
 )
 
 
-def write(folder: Path, module: str, config: Mapping[str, Any], seed: int) -> None:
-    """Write to a folder beside it and rename, so that two processes may do it at once."""
+def write(
+    folder: Path, module: str, config: Mapping[str, Any], seed: int, nested: str = ""
+) -> None:
+    """Write to a folder beside it and rename, so that two processes may do it at once. `nested`: where
+    the family reads the text model's configuration, if not at the top."""
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     partial.mkdir(parents=True, exist_ok=True)
     try:
@@ -39,6 +42,8 @@ def write(folder: Path, module: str, config: Mapping[str, Any], seed: int) -> No
             "bos_token_id": vocab[BOS],
             "eos_token_id": vocab[EOS],
         }
+        if nested:
+            full[nested] = dict(full)
         _write_json(partial / "config.json", full)
         _write_json(partial / "generation_config.json", {"eos_token_id": vocab[EOS]})
         mx.save_safetensors(str(partial / "model.safetensors"), _weights(module, full, seed))

@@ -20,7 +20,7 @@ import mlx.core as mx
 
 from pipeline.types import Device
 
-NARROW = 40  # rows; the limit of stages/_blas.c
+NARROW = 40  # positions; up to here MLX's calls are fewer and not slower
 BLOCK = 64  # queries; with fewer a time, more of the masked half of a causal chunk is skipped
 
 LOG2_E = 1.4426950408889634

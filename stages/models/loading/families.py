@@ -61,13 +61,15 @@ ROUTED: Mapping[str, Any] = {
 @dataclass(frozen=True)
 class Family:
     """One entry of `FAMILIES`. `window` names the configuration key of a sliding window, `pattern` that
-    of a list with one word a layer, which is repeated for as many layers as are asked for."""
+    of a list with one word a layer, which is repeated for as many layers as are asked for, `nested` that
+    of the part that describes the text model of a larger one."""
 
     module: str
     config: Mapping[str, Any] = field(default_factory=dict)
     window: str = ""
     min_layers: int = 1
     pattern: str = ""
+    nested: str = ""
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -124,6 +126,23 @@ FAMILIES: Mapping[str, Family] = {
         },
         window="sliding_window",
         min_layers=6,
+    ),
+    "llama4": Family(
+        "llama4",
+        {
+            "attention_chunk_size": 12,
+            "interleave_moe_layer_step": 2,
+            "intermediate_size_mlp": 128,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "attention_bias": False,
+            "rope_scaling": None,
+            "use_qk_norm": True,
+            "floor_scale": 16,
+        },
+        window="attention_chunk_size",
+        min_layers=4,
+        nested="text_config",
     ),
     "falcon_h1": Family(
         "falcon_h1",

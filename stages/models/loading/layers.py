@@ -7,13 +7,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from pipeline.errors import OpenError
 from pipeline.types import LayerSpec
 
 KINDS = {
     "KVCache": "full",
     "ConcatenateKVCache": "full",
-    "RotatingKVCache": "sliding",
+    "RotatingKVCache": "sliding",  # "sinks" where it keeps its first tokens
+    "ChunkedKVCache": "chunked",
     "ArraysCache": "recurrent",
     "MambaCache": "recurrent",
 }
@@ -25,7 +25,7 @@ def layer_specs(caches: Sequence[Any], latent: int | None = None) -> tuple[Layer
     must have seen a token: only then do they know heads and sizes. `latent`: size of the vector from
     which the model makes keys and values itself (multi-head latent attention)."""
     return tuple(
-        _spec(index, part, index if type(cache).__name__ == COMPOSITE else -1, latent)
+        _spec(part, index if type(cache).__name__ == COMPOSITE else -1, latent)
         for index, cache in enumerate(caches)
         for part in leaves([cache])
     )
@@ -40,17 +40,17 @@ def leaves(caches: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _spec(index: int, cache: Any, group: int, latent: int | None) -> LayerSpec:
+def _spec(cache: Any, group: int, latent: int | None) -> LayerSpec:
     name = type(cache).__name__
     kind = KINDS.get(name, name)
     if kind == "full" and latent and cache.keys.shape[1::2] == (1, latent):
         kind = "latent"
-    window = 0
-    if kind == "sliding":
-        window = cache.max_size
-        if cache.keep:
-            raise OpenError(f"Layer {index} keeps {cache.keep} sink tokens; that is not supported.")
-    return LayerSpec(kind, window, signature(kind, cache), group)
+    kept = getattr(cache, "keep", 0)
+    if kind == "sliding" and kept:
+        kind = "sinks"
+    window = {"sliding": "max_size", "sinks": "max_size", "chunked": "chunk_size"}.get(kind)
+    size = getattr(cache, window) - kept if window else 0
+    return LayerSpec(kind, size, signature(kind, cache), group, kept)
 
 
 def signature(kind: str, cache: Any) -> str:

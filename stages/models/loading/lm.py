@@ -13,6 +13,7 @@ from pipeline.types import Device, LayerSpec, Sampling, Tokenizer
 from stages.models.loading.cpu_math import quicken
 from stages.models.loading.fingerprint import user_folder
 from stages.models.loading.layers import layer_specs
+from stages.models.loading.llama4 import make_ragged
 from stages.models.loading.mixers import make_replayable
 from stages.models.loading.precision import lay_out
 from stages.models.loading.ragged import prove_ragged
@@ -106,6 +107,7 @@ class MLXTarget:
         self.vocab_size = split.verify(caches, make_prompt_cache(model))
         latent = getattr(getattr(split.owner, "args", None), "kv_lora_rank", None)
         self.specs = layer_specs(caches, latent)
+        make_ragged(split)
         if any(spec.kind == "recurrent" for spec in self.specs):
             make_replayable(split, lambda: make_prompt_cache(model))
         attention = {i for i, spec in enumerate(self.specs) if spec.kind in CODED}

@@ -44,7 +44,7 @@ class Tokens:
         self._backend, self._special, self._pieces, self._strip = backend, special, pieces, strip
         added = backend.get_added_tokens_decoder()
         self._added = {index: token.content for index, token in added.items()}
-        self.template, self.identity = template, identity
+        self.template, self.identity, self.special_ids = template, identity, special.skip
         self._chat = ChatTemplate(template, special.words) if template else None
 
     def save(self, path: Path) -> None:

@@ -1,0 +1,47 @@
+"""`headrace quality RECIPE [key=value …] [--kv NAME,…] [--text FILE] [--json]`."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from pipeline.cli.arguments import UsageError, add_recipe
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add_recipe(parser)
+    parser.add_argument(
+        "--kv",
+        metavar="NAME,…",
+        help="these policies; without it the one chosen, and where that is native, every one",
+    )
+    parser.add_argument("--text", metavar="FILE", help="score this text instead of our own")
+    parser.add_argument(
+        "--tokens", type=int, default=2048, metavar="N", help="at most so many tokens of context"
+    )
+    parser.add_argument("--json", action="store_true", help="print one object instead of a table")
+
+
+def run(args: Namespace) -> int:
+    from pipeline.lab import quality
+
+    if args.tokens < 1:
+        raise UsageError(f"--tokens: wants 1 or more, got {args.tokens}")
+    named = [name.strip() for name in (args.kv or "").split(",") if name.strip()]
+    asked = quality.asked(args.recipe, args.overrides, named, args.allow_code)
+    lengths = [n for n in quality.LENGTHS if n < args.tokens] + [args.tokens]
+    report = quality.measure(asked, _text(args.text), lengths, quality.to_stderr)
+    print(json.dumps(quality.as_json(report)) if args.json else quality.as_text(report))
+    return 0
+
+
+def _text(file: str | None) -> str:
+    from pipeline.lab.texts import read
+
+    if file is None:
+        return "\n\n".join(map(read, ("survey", "mill")))
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--text: {file} cannot be read: {error}") from None

@@ -1,0 +1,214 @@
+"""What a KV policy costs in quality: KL, perplexity and top-1 agreement against `kv=native`, by length.
+
+A text is forced through the model in small chunks, so that every token attends to what the policy
+kept of those before it. The native run leaves its hidden states as the reference (`stages/score.py`),
+and each policy's run is compared with them token by token, over the whole vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+import pipeline
+from pipeline.catalog import Catalog, find_recipe, load_yaml, package_folder
+from pipeline.compose import compose
+from pipeline.errors import ConfigError, HeadraceError, OpenError
+from pipeline.lab.table import markdown
+
+LENGTHS = (128, 256, 512, 1024, 2048)  # tokens of context that end a line of the table
+CHUNK = 64  # tokens that are scored at once
+OWN = re.compile(r"[~+]*(flow|drafter|tier|stage\.score)\b")  # ours to choose
+KV = re.compile(r"[~+]*kv\b")
+FLOW = ("flow=score", "drafter=none", "tier=none", "debug=none")
+NATIVE = ("kv=native",)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Means over the tokens that have `low + 1` to `high` tokens before them."""
+
+    low: int
+    high: int
+    tokens: int
+    kl: float  # nats, KL(native || policy)
+    top1: float  # share of tokens where both hold the same one for the best
+    perplexity: float
+    native_perplexity: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One policy: its lines and the line over all, or why it cannot be used here."""
+
+    policy: str
+    bytes_per_token: float = 0.0
+    lines: tuple[Line, ...] = ()
+    whole: Line | None = None
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A recipe, the overrides of every run, and those of each policy's own."""
+
+    recipe: str
+    overrides: tuple[str, ...]
+    policies: Mapping[str, tuple[str, ...]]
+    named: bool  # by the user: one that cannot be used is an error, not a line
+    allow: tuple[str, ...] = ()
+
+
+def asked(
+    recipe: str, overrides: Sequence[str], named: Sequence[str], allow: Iterable[str] = ()
+) -> Asked:
+    """The policies named; else the one chosen; else, where that is `native` by default, all there
+    are. Settings typed for the chosen one (`kv.bits=…`) are its own."""
+    common = tuple(text for text in overrides if not OWN.match(text) and not KV.match(text))
+    own = tuple(text for text in overrides if KV.match(text))
+    chosen = str(compose(recipe, [*common, *own]).choices["kv"])
+    label = " ".join([f"kv={chosen}", *(text for text in own if not text.startswith("kv="))])
+    policies: dict[str, tuple[str, ...]]
+    if named:
+        policies = {f"kv={name}": (f"kv={name}",) for name in named}
+    elif own or chosen != "native":
+        policies = {label: own}
+    else:
+        known = set(Catalog(package_folder("conf")).options("kv")) - {"native"}
+        policies = {f"kv={name}": (f"kv={name}",) for name in sorted(known) or ["native"]}
+    return Asked(recipe, common, policies, bool(named or own), tuple(allow))
+
+
+def measure(
+    wanted: Asked, text: str, lengths: Sequence[int] = LENGTHS, say: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Score `text` under native, then under each policy. Plain data: model, tokens, outcomes."""
+    with TemporaryDirectory() as folder:
+        recipe = _without_settings(wanted.recipe, Path(folder))
+        runs = _Runs(recipe, wanted, f"{folder}/reference")
+        say("kv=native: the reference")
+        model, ids = runs.record(text, max(lengths))
+        outcomes = []
+        for label, own in wanted.policies.items():
+            say(f"{label}: {len(ids)} tokens")
+            outcomes.append(runs.outcome(label, own, ids, lengths))
+    return {"model": model, "tokens": len(ids), "chunk": CHUNK, "outcomes": outcomes}
+
+
+@dataclass(frozen=True)
+class _Runs:
+    recipe: str
+    wanted: Asked
+    folder: str
+
+    def record(self, text: str, most: int) -> tuple[str, list[int]]:
+        """The native run: the model's name and the ids that were scored."""
+        with self._load(NATIVE, "record") as engine:
+            info = engine.target_info
+            ids = engine.tokenizer.encode(text)[: min(most + 1, info["context_len"] - 1)]
+            if len(ids) < 2:
+                raise HeadraceError(f"the text has {len(ids)} tokens: at least 2 can be scored")
+            _score(engine, ids)
+        return info["name"], ids
+
+    def outcome(
+        self, label: str, own: Sequence[str], ids: list[int], lengths: Sequence[int]
+    ) -> Outcome:
+        try:
+            with self._load(own, "reference") as engine:
+                parts = engine.pipeline.parts
+                size = float(parts["kv"].bytes_per_token(parts["model"]))
+                entries = _score(engine, ids)
+        except (OpenError, ConfigError) as error:
+            if self.wanted.named:
+                raise
+            return Outcome(label, refused=" ".join(str(error).split()))
+        lines = tuple(_lines(entries, lengths))
+        return Outcome(label, size, lines, _line(entries, 0, len(entries)))
+
+    def _load(self, own: Sequence[str], what: str) -> Any:
+        settings = [*self.wanted.overrides, *own, *FLOW, f"stage.score.{what}={self.folder}"]
+        return pipeline.load(self.recipe, *settings, allow=self.wanted.allow)
+
+
+def _score(engine: Any, ids: list[int]) -> list[dict[str, Any]]:
+    answer = engine.generate(ids, prompt_logprobs=0, max_tokens=0, prefill_chunk=CHUNK)
+    found: list[dict[str, Any]] = answer["prompt_logprobs"][1:]
+    return found
+
+
+def _without_settings(recipe: str, folder: Path) -> str:
+    """The recipe, or a copy of it without what it sets inside the groups that are chosen here."""
+    path = find_recipe(recipe)
+    body = load_yaml(path)
+    ours = [group for group in ("drafter", "tier", "kv") if group in body]
+    if not ours:
+        return recipe
+    copy = folder / path.name
+    copy.write_text(yaml.safe_dump({k: v for k, v in body.items() if k not in ours}), "utf-8")
+    return str(copy)
+
+
+def _lines(entries: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> Iterator[Line]:
+    for low, high in zip((0, *lengths), lengths, strict=False):
+        if low < len(entries):
+            yield _line(entries[low:high], low, min(high, len(entries)))
+
+
+def _line(entries: Sequence[Mapping[str, Any]], low: int, high: int) -> Line:
+    against = [entry["against"] for entry in entries]
+    return Line(
+        low,
+        high,
+        len(entries),
+        sum(a["kl"] for a in against) / len(entries),
+        sum(a["agrees"] for a in against) / len(entries),
+        math.exp(-sum(entry["logprob"] for entry in entries) / len(entries)),
+        math.exp(-sum(a["logprob"] for a in against) / len(entries)),
+    )
+
+
+def as_json(report: Mapping[str, Any]) -> dict[str, Any]:
+    return {**report, "outcomes": [asdict(outcome) for outcome in report["outcomes"]]}
+
+
+def as_text(report: Mapping[str, Any]) -> str:
+    """One table of all policies, and what has to be said about it."""
+    head = ("policy", "bytes a token", "context", "KL", "top-1", "perplexity", "native's")
+    rows = [row for outcome in report["outcomes"] for row in _rows(outcome)]
+    run = f"{report['tokens']} tokens in chunks of {report['chunk']}"
+    title = f"{report['model']}: {run}, each KV policy against native"
+    refused = [f"{o.policy} cannot be used: {o.refused}" for o in report["outcomes"] if o.refused]
+    zero = [o.policy for o in report["outcomes"] if o.policy == "kv=native"]
+    same = ["kv=native is the reference itself: all its differences are zero."] if zero else []
+    table = markdown([head, *rows]) if rows else []
+    return "\n".join([title, "", *table, "", *same, *refused]).strip()
+
+
+def _rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
+    if outcome.whole is None:
+        return
+    for line in (*outcome.lines, outcome.whole):
+        context = "all" if line is outcome.whole else f"{line.low + 1}-{line.high}"
+        first = line is outcome.lines[0]
+        yield (
+            outcome.policy if first else "",
+            f"{outcome.bytes_per_token:,.0f}" if first else "",
+            context,
+            f"{line.kl:.2g}" if line.kl else "0",
+            f"{line.top1:.1%}",
+            f"{line.perplexity:.3f}",
+            f"{line.native_perplexity:.3f}",
+        )
+
+
+def to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

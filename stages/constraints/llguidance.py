@@ -1,0 +1,142 @@
+"""Grammars by llguidance: JSON schemas, regular expressions, choices, Lark and GBNF grammars.
+
+Source: https://github.com/guidance-ai/llguidance. Masks are computed on the host from a trie of the
+tokenizer's bytes; a mask is a bit for each token of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence as Seq
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import RequestError
+from pipeline.types import Grammar, Matcher, Request, Target
+from stages.constraints.none import Free
+from stages.constraints.reasoning import AfterReasoning, Marks
+
+# Between the tokens of JSON; bounded, since weak models go on with white space for ever.
+SPACES = r"[ \n\r\t]{0,40}"
+
+
+class GrammarMatcher:
+    """A `Matcher` over one `LLMatcher`."""
+
+    free = False
+
+    def __init__(self, matcher: Any):
+        self._matcher = matcher
+
+    @property
+    def done(self) -> bool:
+        return bool(self._matcher.is_stopped())
+
+    def mask(self, logits_V: Any) -> Any:
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        allowed = np.unpackbits(bits, bitorder="little", count=None)[: len(logits_V)].view(bool)
+        if self._matcher.is_error() or not allowed.any():
+            raise RuntimeError(f"the grammar has no way on: {self._matcher.get_error()}")
+        legal_V = np.full_like(logits_V, -np.inf)
+        np.copyto(legal_V[: len(allowed)], logits_V[: len(allowed)], where=allowed)
+        return legal_V
+
+    def push(self, token_id: int) -> None:
+        if not self._matcher.consume_token(token_id):
+            raise RuntimeError(f"the grammar refuses token {token_id}: {self._matcher.get_error()}")
+
+    def restart(self, output_ids: Seq[int]) -> None:
+        self._matcher.reset()
+        for token in output_ids:
+            self.push(token)
+
+    def legal(self, token_ids: Seq[int]) -> int:
+        return int(self._matcher.validate_tokens(list(token_ids))) if token_ids else 0
+
+    def forced(self, limit: int) -> list[int]:
+        return list(self._matcher.compute_ff_tokens())[:limit]
+
+
+class LLGuidance:
+    """Compiles a request's grammar to a matcher, in milliseconds for ordinary schemas.
+
+    `reasoning_begin` and `reasoning_end` are the tokens around a thinking section, in which nothing
+    is forbidden; empty: none. A row ends as soon as its grammar can take nothing more.
+    """
+
+    can = frozenset({"force"})
+
+    def __init__(self, *, reasoning_begin: str = "<think>", reasoning_end: str = "</think>"):
+        self._begin, self._end = reasoning_begin, reasoning_end
+        self._lock = Lock()
+        self._vocabulary: tuple[Target, Any, Marks | None] | None = None
+
+    def open(self) -> None:
+        import llguidance
+
+        self._library: Any = llguidance
+
+    def close(self) -> None:
+        self._vocabulary = None
+
+    def bind(self, request: Request, target: Target, prompt_ids: Seq[int]) -> Matcher:
+        if request.grammar is None:
+            return Free()
+        tokens, marks = self._tokens(target)
+        matcher = self._compiled(request.grammar, tokens)
+        if marks is None:
+            return matcher
+        return AfterReasoning(matcher, marks, marks.open_in(prompt_ids))
+
+    def _compiled(self, grammar: Grammar, tokens: Any) -> GrammarMatcher:
+        try:
+            matcher = self._library.LLMatcher(tokens, self._source(grammar), log_level=0)
+            wrong = matcher.get_error()
+        except ValueError as error:  # not even JSON, or a GBNF that cannot be translated
+            wrong = str(error)
+        if wrong:
+            message = f"{grammar.field}: the {grammar.kind} cannot be compiled: {wrong[:1000]}"
+            raise RequestError(message, param=grammar.field)
+        return GrammarMatcher(matcher)
+
+    def _source(self, grammar: Grammar) -> str:
+        maker = self._library.LLMatcher
+        if grammar.kind == "json_schema":
+            spaces = (
+                {"whitespace_flexible": False}
+                if grammar.compact
+                else {"whitespace_pattern": SPACES}
+            )
+            return str(maker.grammar_from_json_schema(grammar.source, overrides=spaces))
+        if grammar.kind == "choice":
+            words = (json.dumps(word, ensure_ascii=False) for word in json.loads(grammar.source))
+            return str(maker.grammar_from_lark("start: " + " | ".join(words)))
+        return str(self._library.grammar_from(grammar.kind, grammar.source))
+
+    def _tokens(self, target: Target) -> tuple[Any, Marks | None]:
+        """The target's vocabulary as the library wants it; built once, by the first who needs it."""
+        with self._lock:
+            if self._vocabulary is None or self._vocabulary[0] is not target:
+                marks = Marks.find(target.tokenizer, self._begin, self._end)
+                tokens = self._library.LLTokenizer(
+                    self._library.TokenizerWrapper(Vocabulary(target)),
+                    n_vocab=target.vocab_size,
+                    eos_token=sorted(target.eos_ids),
+                )
+                self._vocabulary = target, tokens, marks
+            return self._vocabulary[1:]
+
+
+class Vocabulary:
+    """What llguidance asks of a tokenizer: bytes of all tokens, and how a text is spelled."""
+
+    def __init__(self, target: Target):
+        self._tokenizer = target.tokenizer
+        self.eos_token_id, self.bos_token_id = min(target.eos_ids), None
+        self.tokens = [self._tokenizer.token_bytes(i) for i in range(target.vocab_size)]
+        self.special_token_ids = sorted(self._tokenizer.special_ids | target.eos_ids)
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special=False)

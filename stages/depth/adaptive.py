@@ -1,0 +1,121 @@
+"""The depth that makes most tokens a second, learned while serving."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+
+from pipeline.errors import at_least
+from pipeline.types import Batch, Sequence
+from stages.depth.evidence import SLOPE, Costs, Odds, RowNotes
+from stages.depth.fixed import room
+
+POOL_FADE = 0.99  # what all rows have shown fades slowly
+PATIENCE = 128  # most rounds that a row waits before it tries again
+FREE = 0.02  # a drafter that takes less of a plain round than this is always asked
+
+
+class _Row:
+    """What is known of one row, and how long it has been left without drafts."""
+
+    def __init__(self, odds: Odds, patience: int):
+        self.odds, self.patience = odds, patience
+        self.refused = 0
+
+
+class Adaptive:
+    """Up to `max` drafts, as many as promise most tokens a second: what the row's own rounds say of how
+    often drafts are right, against the measured seconds of each width at this number of rows.
+
+    Where none pays by `margin`, none is verified, and after `probe` such rounds a short proposal is
+    tried again; each failure doubles the wait. A drafter that costs next to nothing is asked in every
+    round and its proposals are cut; one that costs more is not asked while it does not pay. Knows
+    nothing about drafters and models.
+    """
+
+    can: frozenset[str] = frozenset()
+
+    def __init__(self, *, max: int = 16, margin: float = 0.03, probe: int = 16):
+        self.max: int = at_least("max", max, 0)
+        self._margin: float = at_least("margin", margin, 0)
+        self._probe: int = at_least("probe", probe, 1)
+        self.open()
+
+    def open(self) -> None:
+        self._pooled, self._costs, self._rows = Odds(), Costs(), RowNotes()
+        self._drafting = Costs()  # by (rows, 1 + depth)
+        self._asked, self._began, self._spent = 0, 0.0, 0.0
+
+    def close(self) -> None:
+        pass
+
+    def choose(self, batch: Batch) -> list[int]:
+        rooms = [room(sequence, self.max) for sequence in batch.sequences]
+        self._asked, self._spent = max(rooms, default=0), 0.0
+        if self._asked and not self._free(len(rooms)):
+            self._asked = self._best(batch.sequences, rooms, drafting=True)
+        self._began = time.perf_counter()
+        return [min(depth, self._asked) for depth in rooms]
+
+    def cut(self, batch: Batch, proposals: Seq[Seq[int]]) -> list[int]:
+        self._spent = time.perf_counter() - self._began
+        self._drafting.note(len(proposals), 1 + self._asked, self._spent)
+        lengths = [len(proposal) for proposal in proposals]
+        if not self._free(len(proposals)):
+            return lengths  # decided before they were made
+        width = self._best(batch.sequences, lengths, drafting=False) if any(lengths) else 0
+        return [min(length, width) for length in lengths]
+
+    def observe(self, batch: Batch, seconds: float) -> None:
+        rows = batch.sequences
+        width = 1 + max((len(s.proposal) for s in rows), default=0)
+        self._costs.note(len(rows), width, seconds - self._spent)
+        self._spent = 0.0
+        for sequence in rows:
+            if sequence.proposal and sequence.finish_reason is None:
+                self._judge(self._of(sequence), len(sequence.proposal), sequence.accepted)
+
+    def _judge(self, row: _Row, verified: int, accepted: int) -> None:
+        row.odds.note(verified, accepted)
+        self._pooled.note(verified, accepted, POOL_FADE)
+        if accepted == verified:
+            row.patience = self._probe
+
+    def _of(self, sequence: Sequence) -> _Row:
+        found: _Row = self._rows.get(sequence, _Row(Odds(self._pooled), self._probe))
+        return found
+
+    def _free(self, rows: int) -> bool:
+        """Whether asking the drafter costs so little that its proposals may be seen first."""
+        spent, plain = self._drafting.of(rows, 1 + self._asked), self._costs.of(rows, 1, 1.0)
+        return spent < FREE * plain
+
+    def _best(self, sequences: Seq[Sequence], lengths: Seq[int], *, drafting: bool) -> int:
+        """The length to cut at, of what each row could have: where tokens a second are most, or where
+        a row has waited long enough for another try; else 0."""
+        rows = [self._of(sequence) for sequence in sequences]
+        most = max(lengths)
+        tokens = [0.0] * (most + 1)
+        for row, length in zip(rows, lengths, strict=True):
+            gains = list(row.odds.expected(length))
+            for width in range(most + 1):
+                tokens[width] += gains[min(width, length)]
+        rates = [tokens[w] / self._seconds(len(rows), w, drafting) for w in range(most + 1)]
+        best = max(range(most + 1), key=rates.__getitem__)
+        if rates[best] > rates[0] * (1 + self._margin):
+            return best
+        return self._try_again([row for row, length in zip(rows, lengths, strict=True) if length])
+
+    def _seconds(self, rows: int, depth: int, drafting: bool) -> float:
+        seconds = self._costs.of(rows, 1 + depth, 1.0 + SLOPE * depth)
+        return seconds + (self._drafting.of(rows, 1 + depth) if drafting and depth else 0.0)
+
+    def _try_again(self, rows: Seq[_Row]) -> int:
+        """2 if a row that has been refused long enough is due, else 0; and counts the refusal."""
+        due = False
+        for row in rows:
+            row.refused += 1
+            if row.refused >= row.patience:
+                row.refused, row.patience = 0, min(2 * row.patience, PATIENCE)
+                due = True
+        return 2 if due else 0

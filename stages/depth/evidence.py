@@ -1,0 +1,96 @@
+"""What a depth learns while it runs: how often drafts are right, and what a pass of a width costs."""
+
+from __future__ import annotations
+
+import statistics
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline.types import Sequence
+
+SAMPLES = 15  # of a cost: the median of the latest
+SLOPE = 0.1  # of a pass's time: what one more column is taken to cost until it has been measured
+FADE = 0.8  # a round's weight after the next one with drafts
+WEIGHT = 2.0  # rounds that what is known beforehand counts for
+
+
+class Odds:
+    """How likely draft i is right, given that those before it were: one figure for the first, one for
+    all others. A new row begins with what all rows have shown; its own rounds outweigh that soon, and
+    old rounds fade."""
+
+    def __init__(self, pooled: Odds | None = None):
+        first, later = pooled.rates if pooled else (0.6, 0.8)
+        self._right, self._seen = [first * WEIGHT, later * WEIGHT], [WEIGHT, WEIGHT]
+
+    def note(self, verified: int, accepted: int, fade: float = FADE) -> None:
+        """A round in which `accepted` of `verified` > 0 drafts were right. Those after the first wrong
+        one say nothing."""
+        judged = min(verified, accepted + 1)
+        counts = ((min(accepted, 1), 1), (max(0, accepted - 1), judged - 1))
+        for index, (right, seen) in enumerate(counts):
+            if seen:
+                self._right[index] = self._right[index] * fade + right
+                self._seen[index] = self._seen[index] * fade + seen
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        first, later = (r / s for r, s in zip(self._right, self._seen, strict=True))
+        return first, later
+
+    def expected(self, length: int) -> Iterator[float]:
+        """Expected tokens of a round with 0, 1, … `length` drafts, the target's own included."""
+        reached, (rate, later), tokens = 1.0, self.rates, 1.0
+        for _ in range(length):
+            yield tokens
+            reached *= rate
+            tokens, rate = tokens + reached, later
+        yield tokens
+
+
+class Costs:
+    """Seconds by (rows, width): the median of the latest that were seen, between two measured widths
+    on a line, beyond them by `SLOPE`. Of a number of rows never seen: those of the nearest one."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, dict[int, deque[float]]] = {}
+
+    def note(self, rows: int, width: int, seconds: float) -> None:
+        widths = self._seen.setdefault(rows, {})
+        widths.setdefault(width, deque(maxlen=SAMPLES)).append(seconds)
+
+    def of(self, rows: int, width: int, unknown: float = 0.0) -> float:
+        """Seconds; `unknown` where nothing at all has been measured."""
+        if not self._seen:
+            return unknown
+        nearest = min(self._seen, key=lambda known: abs(known - rows))
+        known = {w: statistics.median(seen) for w, seen in self._seen[nearest].items()}
+        return known[width] if width in known else _between(known, width)
+
+
+def _between(known: dict[int, float], width: int) -> float:
+    below = max((w for w in known if w < width), default=0)
+    above = min((w for w in known if w > width), default=0)
+    if below and above:
+        share = (width - below) / (above - below)
+        return known[below] + share * (known[above] - known[below])
+    base = below or above
+    unit = known[base] / (1 + SLOPE * (base - 1))
+    return known[base] + SLOPE * unit * (width - base)
+
+
+class RowNotes:
+    """Something kept for each sequence while it lives."""
+
+    def __init__(self) -> None:
+        self._notes: dict[int, tuple[weakref.ref[Sequence], Any]] = {}
+
+    def get(self, sequence: Sequence, default: Any) -> Any:
+        """The sequence's note; `default` is taken for it from now on if there is none."""
+        key = id(sequence)
+        if key not in self._notes:
+            forget = weakref.ref(sequence, lambda _: self._notes.pop(key, None))
+            self._notes[key] = (forget, default)
+        return self._notes[key][1]

@@ -1,0 +1,73 @@
+"""Llama 4 on rows of unequal length.
+
+mlx-lm's code computes one chunk mask and one attention temperature for all rows, from one position.
+These subclasses ask each layer's cache for its mask and take the position by row; the arithmetic is
+the model's own. Classes are replaced as in `mixers`: same names, same module tree, same weights.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from stages.models.loading.split import SplitModel
+
+MODULE = "mlx_lm.models.llama4"
+
+
+class _Trunk:
+    """In front of `LlamaModel`, for caches that make masks."""
+
+    def __call__(self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
+        if cache is None or not hasattr(cache[0], "make_mask"):
+            return super().__call__(inputs, cache)  # type: ignore[misc]
+        h = self.embed_tokens(inputs)
+        for layer, own in zip(self.layers, cache, strict=True):
+            h = layer(h, own.make_mask(h.shape[1]), cache=own)
+        return self.norm(h)
+
+
+class _Attention:
+    """In front of `Attention` of a layer without rotary positions, whose queries grow with their
+    position instead."""
+
+    def __call__(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        offset = getattr(cache, "offset", 0)
+        if not isinstance(offset, mx.array):
+            return super().__call__(x, mask, cache)  # type: ignore[misc]
+        B, W, _ = x.shape
+        q, k, v = (
+            linear(x).reshape(B, W, heads, -1).transpose(0, 2, 1, 3)
+            for linear, heads in (
+                (self.q_proj, self.n_heads),
+                (self.k_proj, self.n_kv_heads),
+                (self.v_proj, self.n_kv_heads),
+            )
+        )
+        if self.attn_temperature_tuning:
+            position_BW = offset[:, None] + mx.arange(1, W + 1)
+            grown = mx.log(mx.floor(position_BW / self.floor_scale) + 1.0) * self.attn_scale + 1.0
+            q = (q * grown[:, None, :, None]).astype(q.dtype)
+        attend = sys.modules[MODULE].scaled_dot_product_attention
+        k, v = cache.update_and_fetch(k, v)
+        out = attend(q, k, v, cache=cache, scale=self.scale, mask=mask)
+        return self.o_proj(out.transpose(0, 2, 1, 3).reshape(B, W, -1))
+
+
+def make_ragged(split: SplitModel) -> None:
+    """Let a Llama 4 take rows of unequal length; other models are left alone."""
+    if type(split.trunk).__module__ != MODULE:
+        return
+    _put_in_front(_Trunk, split.trunk)
+    for layer in split.trunk.layers:
+        if not layer.self_attn.use_rope:
+            _put_in_front(_Attention, layer.self_attn)
+
+
+def _put_in_front(front: type, module: nn.Module) -> None:
+    own = type(module)
+    merged = type(own.__name__, (front, own), {"__module__": own.__module__})
+    object.__setattr__(module, "__class__", merged)

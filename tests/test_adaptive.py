@@ -1,0 +1,144 @@
+"""The adaptive depth in a world whose costs and odds are known."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import stages.depth.adaptive as module
+from pipeline.types import Batch, Proposal, Request, Sequence
+from stages.depth.adaptive import Adaptive
+from stages.depth.evidence import Costs, Odds, RowNotes
+
+
+class World:
+    """Rounds with a made-up clock. `right(row, round, index)`: whether that draft would be accepted."""
+
+    def __init__(self, depth, rows, cost, offered, right, drafting=0.0):
+        self.depth, self.cost, self.right, self.drafting = depth, cost, right, drafting
+        self.offered = offered  # (row, round) -> length of what the drafter would propose
+        self.rows = [Sequence(Request(id=str(i)), print, max_new=10**9) for i in range(rows)]
+        self.seconds, self.tokens, self.round = 0.0, 0, 0
+
+    def play(self, rounds, monkeypatch):
+        for _ in range(rounds):
+            batch = Batch(self.rows, None, None)
+            monkeypatch.setattr(module.time, "perf_counter", lambda: self.seconds)
+            began, depths = self.seconds, self.depth.choose(batch)
+            lengths = [min(d, self.offered(i, self.round)) for i, d in enumerate(depths)]
+            if any(depths):
+                self.seconds += self.drafting * max(depths)
+                lengths = self.depth.cut(batch, [Proposal(range(n)) for n in lengths])
+            for index, (row, length) in enumerate(zip(self.rows, lengths, strict=True)):
+                row.proposal, row.accepted = Proposal(range(length)), 0
+                while row.accepted < length and self.right(index, self.round, row.accepted):
+                    row.accepted += 1
+                self.tokens += row.accepted + 1
+            self.seconds += self.cost(len(self.rows), 1 + max(lengths))
+            self.depth.observe(batch, self.seconds - began)
+            self.round += 1
+        return self
+
+    @property
+    def rate(self):
+        return self.tokens / self.seconds
+
+
+def cost(rows, width):
+    return (1 + 0.3 * (rows - 1)) * (1 + 0.08 * (width - 1)) * 0.03
+
+
+def best_fixed(rows, offered, right, monkeypatch, drafting=0.0):
+    class Always(Adaptive):
+        def choose(self, batch):
+            return [self.max] * len(batch.sequences)
+
+        def cut(self, batch, proposals):
+            return [len(p) for p in proposals]
+
+    def one(n):
+        return World(Always(max=n), rows, cost, offered, right, drafting).play(60, monkeypatch).rate
+
+    return max(one(n) for n in (1, 2, 4, 8, 16))
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_copies_reach_the_best_fixed_depth(rows, monkeypatch):
+    def offered(row, round):
+        return min(16, 3 * 2 ** min(round, 8))
+
+    def right(row, round, index):
+        return True
+
+    mine = World(Adaptive(), rows, cost, offered, right).play(60, monkeypatch)
+    assert mine.rate > 0.95 * best_fixed(rows, offered, right, monkeypatch)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("odds", [0.0, 0.05, 0.2, 0.5])
+def test_never_slower_than_plain(rows, odds, monkeypatch):
+    draw = random.Random(3)
+    table = [[draw.random() < odds for _ in range(16)] for _ in range(997)]
+    offers = [16 if draw.random() < 0.3 else 0 for _ in range(991)]
+
+    def offered(row, round):
+        return offers[(round * 7 + row) % 991]
+
+    def right(row, round, index):
+        return table[(round * 5 + row) % 997][index]
+
+    mine = World(Adaptive(), rows, cost, offered, right).play(300, monkeypatch)
+    assert mine.rate > 0.97 * rows / cost(rows, 1)
+
+
+def test_a_costly_drafter_that_is_wrong_is_not_asked_any_more(monkeypatch):
+    world = World(Adaptive(), 1, cost, lambda *_: 16, lambda *_: False, drafting=0.01)
+    asked = []
+    choose = world.depth.choose
+    monkeypatch.setattr(world.depth, "choose", lambda batch: asked.append(d := choose(batch)) or d)
+    assert world.play(600, monkeypatch).rate > 0.97 / cost(1, 1)
+    assert 3 < sum(map(any, asked)) < 20
+
+
+def test_it_comes_back_when_drafts_become_right(monkeypatch):
+    def right(row, round, index):
+        return round >= 200
+
+    world = World(Adaptive(), 1, cost, lambda *_: 16, right)
+    world.play(200, monkeypatch)
+    before = world.tokens, world.seconds
+    world.play(200, monkeypatch)
+    late = (world.tokens - before[0]) / (world.seconds - before[1])
+    assert late > 1.5 / cost(1, 1)
+
+
+def test_a_new_row_begins_with_what_others_have_shown():
+    pooled = Odds()
+    for _ in range(500):
+        pooled.note(4, 0, 0.99)
+    assert Odds(pooled).rates[0] < 0.05
+    row = Odds(pooled)
+    for _ in range(4):
+        row.note(8, 8)
+    assert row.rates[0] > 0.5
+    assert list(row.expected(2))[2] > 1.7
+
+
+def test_costs_lie_between_what_was_measured():
+    costs = Costs()
+    assert costs.of(1, 5, 2.5) == 2.5
+    for _ in range(3):
+        costs.note(1, 1, 0.01)
+        costs.note(1, 9, 0.018)
+    costs.note(1, 9, 5.0)  # one interruption
+    assert costs.of(1, 5) == pytest.approx(0.014)
+    assert costs.of(1, 17) > costs.of(1, 9) == 0.018
+    assert costs.of(3, 1) == 0.01  # nothing better is known
+
+
+def test_notes_end_with_their_sequence():
+    notes, row = RowNotes(), Sequence(Request(id="r"), print)
+    assert notes.get(row, [1]) is notes.get(row, [2])
+    del row
+    assert not notes._notes

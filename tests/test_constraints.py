@@ -1,0 +1,233 @@
+"""Answers of a given form: legal, complete, and the same tokens whatever drafts them."""
+
+from __future__ import annotations
+
+import json
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support import ORACLE, Running, prompt_ids, serving, together
+
+from pipeline.errors import RequestError
+from pipeline.grammars import make_grammar
+from pipeline.types import NEUTRAL, Request, Sampling
+from stages.constraints.llguidance import LLGuidance
+from stages.constraints.reasoning import AfterReasoning, Marks
+from stages.models.fake import ByteTokens
+from stages.samplers.standard import Standard
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "kind": {"enum": ["ab", "cd"]}},
+    "required": ["name", "kind"],
+    "additionalProperties": False,
+}
+FORMS = {
+    "schema": {"json_schema": SCHEMA},
+    "regex": {"regex": "[a-f]{3}-[0-9]{2,40}"},
+    "choice": {"choice": ['a "quoted" é\n', "Paris", "Parma"]},
+    "gbnf": {"gbnf": 'root ::= "x" [0-9] [0-9] "y"'},
+    "lark": {"lark": 'start: "ab" /[c-e]{2}/ "f"'},
+}
+DRAFTERS = {
+    "grammar": ("drafter=grammar",),
+    "ngram": ("drafter=ngram", "drafter.min_ngram=1"),
+    "random": ("drafter=random",),
+    "often wrong": (ORACLE, "+drafter.wrong_every=3"),
+}
+WANTED = {"max_tokens": 48, "temperature": 0.9, "seed": 4}
+
+
+def asks(form: str, **more: object) -> dict[str, object]:
+    return {**WANTED, "grammar": FORMS[form], **more}
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """Answers of plain decoding, by (form, temperature)."""
+    with serving("flow=plain", "drafter=none", "tier=none", "constraint=llguidance") as engine:
+        return {
+            (form, heat): engine.generate(prompt_ids(20), **asks(form, temperature=heat))
+            for form in FORMS
+            for heat in (0.0, 0.9)
+        }
+
+
+@pytest.mark.parametrize("heat", [0.0, 0.9])
+def test_answers_have_their_form_and_end_with_it(plain, heat):
+    answer = {form: plain[form, heat]["text"] for form in FORMS}
+    assert re.fullmatch("[a-f]{3}-[0-9]{2,40}", answer["regex"])
+    assert answer["choice"] in FORMS["choice"]["choice"]
+    assert re.fullmatch("x[0-9]{2}y", answer["gbnf"])
+    assert re.fullmatch("ab[c-e]{2}f", answer["lark"])
+    ended = {form: plain[form, heat]["finish_reason"] for form in ("choice", "gbnf", "lark")}
+    assert ended == {"choice": "stop", "gbnf": "stop", "lark": "stop"}
+    if plain["schema", heat]["finish_reason"] == "stop":
+        value = json.loads(answer["schema"])
+        assert set(value) == {"name", "kind"}
+        assert value["kind"] in ("ab", "cd")
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=DRAFTERS.keys())
+def test_speculative_equals_plain(plain, drafter):
+    with serving("flow=speculative", *drafter, "constraint=llguidance", "tier=none") as engine:
+        for (form, heat), wanted in plain.items():
+            got = engine.generate(prompt_ids(20), **asks(form, temperature=heat))
+            assert (got["token_ids"], got["finish_reason"]) == (
+                wanted["token_ids"],
+                wanted["finish_reason"],
+            ), (form, heat)
+
+
+def test_rows_with_different_forms_and_none_in_one_batch(plain):
+    overrides = ("flow=speculative", "drafter=grammar", "constraint=llguidance", "tier=none")
+    with serving(*overrides, "limits.max_rows=8") as engine:
+        free = engine.generate(prompt_ids(20), **WANTED)["token_ids"]
+        runs = {form: Running(engine, prompt_ids(20), **asks(form)) for form in FORMS}
+        other = Running(engine, prompt_ids(20), **WANTED)
+        for form, run in runs.items():
+            assert run.result()["token_ids"] == plain[form, 0.9]["token_ids"]
+        assert other.result()["token_ids"] == free
+        assert len(together(engine, [prompt_ids(9)] * 3, **asks("gbnf"))) == 3
+
+
+def test_what_a_schema_dictates_is_drafted_and_accepted():
+    form = {"gbnf": 'root ::= "{the whole of this is forced}" [a-z] "!"'}
+    with serving(
+        "drafter=grammar", "constraint=llguidance", "flow=speculative", "depth.max=16"
+    ) as engine:
+        answer = engine.generate(prompt_ids(10), grammar=form, max_tokens=60)
+    assert re.fullmatch(r"\{the whole of this is forced\}[a-z]!", answer["text"])
+    assert answer["speculation"]["accepted"] >= 20
+    assert answer["speculation"]["target_calls"] < len(answer["token_ids"]) / 2
+
+
+def test_the_budget_and_completion_on_the_same_token():
+    with serving("constraint=llguidance", "tier=none") as engine:
+        for room, reason in ((3, "length"), (4, "stop"), (5, "stop")):
+            answer = engine.generate(prompt_ids(10), grammar=FORMS["gbnf"], max_tokens=room)
+            assert answer["finish_reason"] == reason
+            assert len(answer["token_ids"]) == min(room, 4)
+
+
+WRONG = {
+    "schema": ({"json_schema": {"type": "objekt"}}, "objekt"),
+    "regex": ({"regex": "(["}, "unclosed"),
+    "lark": ({"lark": "start: foo"}, "foo"),
+    "gbnf": ({"gbnf": "root = 5"}, "line 1"),
+    "text": ({"json_schema": "{"}, "line 1"),
+    "kind": ({"xml": "<a/>"}, "wants one of"),
+    "empty": ({"choice": []}, "wants one of"),
+}
+
+
+@pytest.mark.parametrize(("form", "said"), WRONG.values(), ids=WRONG.keys())
+def test_what_cannot_be_compiled_says_where(form, said):
+    with serving("constraint=llguidance") as engine:
+        with pytest.raises(RequestError, match=said) as caught:
+            engine.generate([65], grammar=form, max_tokens=4)
+        assert caught.value.param == "grammar"
+        assert len(engine.generate([65], max_tokens=3, ignore_eos=True)["token_ids"]) == 3
+
+
+def test_a_recipe_without_constraints_refuses_and_says_what_to_do():
+    with serving("constraint=none") as engine, pytest.raises(RequestError, match="llguidance"):
+        engine.generate([65], grammar=FORMS["gbnf"], max_tokens=4)
+
+
+# --- the matcher itself
+
+TARGET = SimpleNamespace(tokenizer=ByteTokens(None), vocab_size=258, eos_ids=frozenset({257}))
+
+
+@pytest.fixture(scope="module")
+def constraint():
+    part = LLGuidance()
+    part.open()
+    yield part
+    part.close()
+
+
+def bind(constraint, form):
+    ((kind, source),) = form.items()
+    grammar = make_grammar(kind, source, "grammar")
+    return constraint.bind(Request("r", text="x", grammar=grammar), TARGET, [1])
+
+
+def test_a_mask_leaves_legal_scores_alone_and_forbids_the_rest(constraint):
+    matcher = bind(constraint, {"regex": "[ab]c*"})
+    scores = np.random.default_rng(1).normal(size=300).astype(np.float32)  # a padded vocabulary
+    kept = scores.copy()
+    legal = matcher.mask(scores)
+    assert set(np.flatnonzero(np.isfinite(legal))) == {97, 98}
+    assert (legal[97], legal[98]) == (scores[97], scores[98])
+    matcher.push(97)
+    assert set(np.flatnonzero(np.isfinite(matcher.mask(scores)))) == {99, 257}
+    assert np.array_equal(scores, kept)
+
+
+def test_asking_moves_nothing_and_restart_replays(constraint):
+    matcher = bind(constraint, {"regex": "ab[cd]ef"})
+    assert matcher.forced(9) == [97, 98]
+    assert matcher.forced(1) == [97]
+    assert matcher.legal([97, 98, 99, 101, 102]) == 5
+    assert matcher.legal([97, 99]) == 1
+    for token in b"abc":
+        matcher.push(token)
+    assert matcher.forced(9)[:2] == [101, 102]
+    matcher.restart(b"ab")
+    assert matcher.legal([100]) == 1
+    for token in b"def":
+        assert not matcher.done
+        matcher.push(token)
+    assert matcher.done
+    with pytest.raises(RuntimeError):
+        bind(constraint, {"regex": "ab"}).push(66)
+
+
+def test_penalties_and_noise_see_only_legal_tokens(constraint):
+    sampling = Sampling(temperature=1.0, top_p=0.5).over(NEUTRAL)
+    row = Standard().bind(sampling, 3, [1], 2, bind(constraint, {"regex": "[xyz]{30}"}))
+    scores = np.zeros(258, np.float32)
+    scores[65] = 50.0
+    drawn = []
+    for position in range(30):
+        token, logprob = row.draw(scores, position)
+        assert row.draw(scores, position)[0] == token
+        assert logprob.top[0][0] == 65
+        row.push(token)
+        drawn.append(token)
+    assert row.matcher.done
+    assert set(drawn) <= set(b"xyz")
+    assert len(set(drawn)) > 1
+
+
+def test_nothing_is_forbidden_while_the_model_thinks(constraint):
+    marks = Marks(1, 2)
+    scores = np.ones(258, np.float32)
+
+    def allowed(matcher):
+        return set(np.flatnonzero(np.isfinite(matcher.mask(scores))))
+
+    thinking = AfterReasoning(bind(constraint, {"regex": "ab"}), marks, inside=True)
+    assert len(allowed(thinking)) == 258
+    assert thinking.legal([50, 51, 2, 97, 99]) == 4
+    assert thinking.forced(4) == []
+    for token in (50, 97, 2):
+        thinking.push(token)
+    assert (allowed(thinking), thinking.forced(4)) == ({97}, [97, 98])
+    thinking.restart([50, 2, 97])
+    assert (allowed(thinking), thinking.done) == ({98}, False)
+    thinking.push(98)
+    assert thinking.done
+
+    fresh = AfterReasoning(bind(constraint, {"regex": "ab"}), marks, inside=False)
+    assert allowed(fresh) == {1, 97}
+    fresh.push(97)
+    assert allowed(fresh) == {98}
+    assert marks.open_in([5, 1, 7])
+    assert not marks.open_in([5, 1, 7, 2, 9])
+    assert not marks.open_in([5])
+    assert Marks.find(ByteTokens(None), "<think>", "</think>") is None

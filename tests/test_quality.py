@@ -1,0 +1,93 @@
+"""`headrace quality`: what it runs, what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from pipeline.cli import main
+from pipeline.lab import quality
+from pipeline.lab.texts import read
+
+FEW = ("--tokens", "200")
+
+
+@pytest.fixture
+def cli(capsys):
+    def run(*words):
+        code = main(["quality", *words])
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+def test_native_against_itself_is_zero_and_says_so(cli):
+    code, out, err = cli("tiny", "kv=native", *FEW)
+    assert code == 0 and "kv=native: the reference" in err
+    assert "kv=native is the reference itself: all its differences are zero." in out
+    rows = [line.split("|") for line in out.splitlines() if line.startswith("|")][2:]
+    contexts = [cells[3].strip() for cells in rows]
+    assert contexts == ["1-128", "129-200", "all"]
+    assert {cells[4].strip() for cells in rows} == {"0"}
+    assert {cells[5].strip() for cells in rows} == {"100.0%"}
+    assert all(cells[6].strip() == cells[7].strip() for cells in rows)
+
+
+def test_json_holds_every_line_and_the_perplexity_is_the_models(cli, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("Once there was a mill. " * 4)
+    code, out, _ = cli("tiny", "--kv", "native", "--text", str(text), "--json")
+    report = json.loads(out)
+    (outcome,) = report["outcomes"]
+    assert code == 0 and outcome["policy"] == "kv=native" and outcome["bytes_per_token"] > 0
+    assert report["tokens"] == outcome["whole"]["tokens"] + 1
+    assert [line["low"] for line in outcome["lines"]] == [0]
+    import pipeline
+
+    with pipeline.load("tiny") as engine:
+        ids = engine.tokenizer.encode(text.read_text())
+        scored = engine.generate(ids, max_tokens=0, prompt_logprobs=0)["prompt_logprobs"][1:]
+    mean = sum(entry["logprob"] for entry in scored) / len(scored)
+    assert outcome["whole"]["perplexity"] == pytest.approx(math.exp(-mean), rel=1e-4)
+
+
+def test_which_policies_are_compared():
+    options = quality.Catalog(quality.package_folder("conf")).options("kv")
+    every = {f"kv={name}" for name in options if name != "native"} or {"kv=native"}
+    assert set(quality.asked("tiny", [], []).policies) == every
+    assert quality.asked("tiny", ["kv=native"], []).policies == {"kv=native": ("kv=native",)}
+    some = quality.asked("tiny", ["limits.max_rows=2", "drafter=ngram"], ["native"])
+    assert some.policies == {"kv=native": ("kv=native",)} and some.named
+    assert some.overrides == ("limits.max_rows=2",)
+
+
+def test_a_recipes_own_drafter_and_tier_do_not_disturb(cli, tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    defaults = (
+        "[base, override flow: speculative, override model: tiny, override drafter: ngram, _self_]"
+    )
+    recipe.write_text(f"defaults: {defaults}\ndrafter: {{min_ngram: 2}}\n")
+    code, out, err = cli(str(recipe), "kv=native", "--tokens", "20")
+    assert code == 0 and "| 1-20 " in out, err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["tiny", "--kv", "nosuch"], "kv: has no option 'nosuch'"),
+        (["tiny", "--text", "/no/such/file"], "--text: /no/such/file cannot be read"),
+        (["tiny", "--tokens", "0"], "--tokens: wants 1 or more, got 0"),
+        (["tiny", "--text", "{empty}"], "the text has 1 tokens: at least 2 can be scored"),
+    ],
+)
+def test_mistakes_are_the_users(cli, tmp_path, words, text):
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
+    code, _, err = cli(*[word.format(empty=empty) for word in words])
+    assert code == 2 and text in err
+
+
+def test_our_text_is_long_enough_for_every_length():
+    assert len((read("survey") + read("mill")).split()) > 0.6 * max(quality.LENGTHS)
