@@ -13,14 +13,14 @@ from typing import Any
 import mlx.core as mx
 
 from pipeline.types import Attachment, LayerSlice, LayerSpec, Segment, State
-from stages.rows.state import exact_layers, layer_range, since
+from stages.rows.state import evaluate, exact_layers, layer_range, since
 from stages.tiers.saved.payload import HostArray, map_arrays
 
 RunLayers = Mapping[int, Mapping[str, Any]]
 
 
 def is_window(spec: LayerSpec) -> bool:
-    return spec.kind == "sliding"
+    return bool(spec.window)
 
 
 def is_cuttable(state: State) -> bool:
@@ -80,7 +80,8 @@ class Pieces:
             attachments=tuple(_attachment(*each) for each in self.attachments),
             min_reuse=self.min_reuse,
         )
-        mx.eval([dict(p.arrays) for s in segments for p in s.layers if p], state.boundaries)
+        evaluate(segments)
+        mx.eval(state.boundaries)
         return state
 
     def _segment(self, index: int, windows: Mapping[int, Any]) -> Segment:

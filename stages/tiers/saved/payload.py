@@ -17,6 +17,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from stages.rows.blocks import Pages
+from stages.rows.state import plain
+
 CODES: Mapping[str, str] = {  # safetensors code -> the numpy type of the same size
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "uint16", "I64": "int64",
     "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32",
@@ -48,7 +51,7 @@ class HostArray:
 
 def flatten(value: Any, arrays: list[Any]) -> Any:
     """JSON for `value`; its arrays are appended to `arrays` and referred to by number."""
-    if isinstance(value, mx.array | HostArray):
+    if isinstance(value, mx.array | HostArray | Pages):
         arrays.append(value)
         return {"t": len(arrays) - 1}
     if isinstance(value, Mapping):
@@ -84,12 +87,10 @@ def map_arrays(value: Any, change: Callable[[Any], Any]) -> Any:
     return rebuild(structure, [change(array) for array in arrays])
 
 
-def to_host(arrays: Seq[mx.array]) -> list[HostArray]:
-    """Evaluate and look at them from the host. Owner thread; copies nothing but BF16."""
-    codes = [DTYPES[array.dtype] for array in arrays]
-    plain = [
-        array.view(mx.uint16) if code == "BF16" else array
-        for array, code in zip(arrays, codes, strict=True)
-    ]
-    mx.eval(plain)
-    return [HostArray(c, np.asarray(a)) for c, a in zip(codes, plain, strict=True)]
+def to_host(arrays: Seq[Any]) -> list[HostArray]:
+    """Evaluate and look at them from the host. Owner thread; copies nothing but BF16 and blocks."""
+    dense = [plain(array) for array in arrays]
+    codes = [DTYPES[array.dtype] for array in dense]
+    bits = [a.view(mx.uint16) if c == "BF16" else a for a, c in zip(dense, codes, strict=True)]
+    mx.eval(bits)
+    return [HostArray(c, np.asarray(a)) for c, a in zip(codes, bits, strict=True)]

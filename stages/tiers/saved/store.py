@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,7 @@ class Store:
 
 
 def specs_digest(specs: Iterable[LayerSpec]) -> str:
-    return digest({"specs": [[s.kind, s.window, s.signature, s.group] for s in specs]})
+    return digest({"specs": [asdict(spec) for spec in specs]})
 
 
 def row_of(header: form.Header) -> Row:
