@@ -2,6 +2,8 @@
 
 from pipeline.types.keeping import Keeper, Match, Tier
 from pipeline.types.parts import (
+    AFTER_NORM,
+    EMBEDDING,
     Adapters,
     Change,
     Constraint,
@@ -18,7 +20,6 @@ from pipeline.types.parts import (
     Sampler,
     Stage,
     Target,
-    Tokenizer,
 )
 from pipeline.types.request import (
     NEUTRAL,
@@ -49,8 +50,11 @@ from pipeline.types.sequence import (
     State,
 )
 from pipeline.types.sharing import Limits, Scheduler
+from pipeline.types.text import Tokenizer
 
 __all__ = [
+    "AFTER_NORM",
+    "EMBEDDING",
     "NEUTRAL",
     "Accepted",
     "Adapters",
