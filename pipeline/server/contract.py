@@ -15,12 +15,13 @@ class Ticket(Protocol):
 
 
 class ServedEngine(Protocol):
-    """Everything is safe on any thread; all but `drain` and `close` return at once; `stats` and
+    """Everything is safe on any thread; all but `flush`, `drain` and `close` return at once; `stats` and
     `health` give plain data.
 
     `health()["status"]` is "ok" while the engine thread lives; `health()["state"]` is "open" while it
     takes requests.
-    `target_info` has at least name, context_len, vocab_size, eos_ids and max_open (requests).
+    `target_info` has at least name, context_len, vocab_size, eos_ids, max_open (requests) and priorities
+    (whether one changes anything).
     """
 
     @property
@@ -34,6 +35,10 @@ class ServedEngine(Protocol):
 
     def stats(self) -> Mapping[str, Any]: ...
     def health(self) -> Mapping[str, Any]: ...
+    def flush(self) -> Mapping[str, Any]:
+        """Write saved state to disk; `durable` says whether all of it is there."""
+        ...
+
     def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the open ones; True if all ended in time."""
         ...

@@ -1,6 +1,9 @@
 """The data that flows and the protocols of the parts. The only module stages and engine share."""
 
+from pipeline.types.keeping import Keeper, Match, Tier
 from pipeline.types.parts import (
+    AFTER_NORM,
+    EMBEDDING,
     Adapters,
     Change,
     Constraint,
@@ -9,7 +12,6 @@ from pipeline.types.parts import (
     Drafter,
     DraftRows,
     KVPolicy,
-    Match,
     Matcher,
     Round,
     Rows,
@@ -18,8 +20,6 @@ from pipeline.types.parts import (
     Sampler,
     Stage,
     Target,
-    Tier,
-    Tokenizer,
 )
 from pipeline.types.request import (
     NEUTRAL,
@@ -50,8 +50,11 @@ from pipeline.types.sequence import (
     State,
 )
 from pipeline.types.sharing import Limits, Scheduler
+from pipeline.types.text import Tokenizer
 
 __all__ = [
+    "AFTER_NORM",
+    "EMBEDDING",
     "NEUTRAL",
     "Accepted",
     "Adapters",
@@ -72,6 +75,7 @@ __all__ = [
     "FinishReason",
     "Grammar",
     "KVPolicy",
+    "Keeper",
     "LayerSlice",
     "LayerSpec",
     "Limits",
