@@ -180,6 +180,8 @@ class Engine:
             "vocab_size": model.vocab_size,
             "eos_ids": sorted(model.eos_ids),
             "max_open": limits.max_rows + limits.max_queue,  # requests
+            "priorities": "priority" in self.pipeline.parts["scheduler"].can
+            or "park" in limits.can,
             "dtype": model.dtype,
             "weight_bytes": model.weight_bytes,
             "template": model.tokenizer.template is not None,
@@ -199,6 +201,10 @@ class Engine:
                 "max": parts["limits"].max_rows,
             },
             "target_calls": parts["model"].calls,
+            "drafter": {
+                "namespace": parts["drafter"].namespace,
+                "weight_bytes": getattr(parts["drafter"], "weight_bytes", 0),
+            },
             "kv_bytes": active.nbytes() if active is not None and turns.active.sequences else 0,
             "kv": dict(self._kv),
             "memory": dict(parts["limits"].stats(turns.running, turns.waiting.kept)),

@@ -124,9 +124,11 @@ class Batch:
     rows: Rows
     draft_rows: DraftRows
     round: Round | None = None
-    ahead: tuple[Round, Any] | None = None  # the next plain round and its scores, not launched
+    ahead: tuple[Round, Any, Any] | None = (
+        None  # the next plain round, scores and taps, not launched
+    )
     allowance: int | None = None  # prompt tokens this step may take over all rows; None: no bound
-    draft_hidden: Any = None  # what the target showed the drafter this round
+    draft_hidden: Any = None  # what the drafter's taps saw this round; None without taps
     clock: dict[str, float] = field(default_factory=dict)  # seconds by stage, of this batch
 
     def drop_ahead(self) -> None:
