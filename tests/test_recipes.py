@@ -35,7 +35,8 @@ def test_composes_checks_and_is_drawn(path):
 
 
 @each_recipe
-def test_answers_on_the_fake_model(path):
+def test_answers_on_the_fake_model(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     others = ["drafter=none"] if path.stem in HEADS else []
     with pipeline.load(str(path), "model=fake", *others, "debug=none", "telemetry=quiet") as engine:
         decodes = "decode" in engine.pipeline.phases
