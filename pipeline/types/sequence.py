@@ -45,7 +45,7 @@ class Proposal(list[int]):
         self, ids: Iterable[int] = (), confidence: Seq[float] = (), scores: Seq[Any] = ()
     ) -> None:
         super().__init__(ids)
-        self.confidence, self.scores = confidence, scores
+        self.confidence, self.scores = list(confidence), list(scores)
 
     def cut(self, length: int) -> Proposal:
         """The first `length` ids with what is known of them."""

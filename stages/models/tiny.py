@@ -31,6 +31,7 @@ class Tiny(Local):
         context: int | None = None,
         name: str | None = None,
         cache_dir: str | None = None,
+        bits: int | None = None,
     ):
         if family not in FAMILIES:
             known = f"{nearest(family, FAMILIES)} Families: {', '.join(FAMILIES)}."
@@ -48,6 +49,7 @@ class Tiny(Local):
             context=context,
             name=name or f"tiny-{family}",
             cache_dir=cache_dir,
+            bits=bits,
         )
         self.family, self.layers, self.window, self.seed = family, layers, window, seed
         self.folder, self.head_size = folder, head_size

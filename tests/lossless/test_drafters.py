@@ -15,7 +15,9 @@ from support import prompt_ids, serving, together
 from pipeline.catalog import Catalog, package_folder
 from pipeline.types import NEUTRAL, Sampling
 
-NEEDS: dict[str, tuple[str, ...]] = {"none": ("flow=plain",)}
+NEEDS: dict[str, tuple[str, ...]] = {  # {family}: the target's
+    "two_model": ("draft_model=tiny", "draft_model.family={family}", "draft_model.bits=4"),
+}
 FAMILIES = {"dense": "llama", "sliding": "gemma3", "hybrid": "qwen3_5", "latent": "deepseek_v3"}
 SAMPLING = {"greedy": {}, "sampled": {"temperature": 0.8, "seed": 7}}
 DRAFTERS = [n for n in Catalog(package_folder("conf")).options("drafter") if n != "none"]
@@ -60,7 +62,7 @@ def asked(engine, wanted, rows):
 
 
 def settings(drafter, family):
-    needs = NEEDS.get(drafter, ())
+    needs = [need.format(family=FAMILIES[family]) for need in NEEDS.get(drafter, ())]
     return (
         f"model.family={FAMILIES[family]}", "flow=speculative", f"drafter={drafter}",
         f"depth.max={DEPTH}", *needs,

@@ -9,13 +9,14 @@ from typing import Any
 import mlx.core as mx
 
 from pipeline.errors import OpenError, at_least
+from pipeline.identity import digest
 from pipeline.types import Device, LayerSpec, Sampling, Tokenizer
 from stages.models.loading.cpu_math import quicken
 from stages.models.loading.fingerprint import user_folder
 from stages.models.loading.layers import layer_specs
 from stages.models.loading.llama4 import make_ragged
 from stages.models.loading.mixers import make_replayable
-from stages.models.loading.precision import lay_out
+from stages.models.loading.precision import BITS, lay_out, squeeze
 from stages.models.loading.ragged import prove_ragged
 from stages.models.loading.routing import CODED, route, watch
 from stages.models.loading.split import SplitModel
@@ -38,7 +39,7 @@ class MLXTarget:
     """A `Target` whose `load` gives an mlx-lm model. Attributes are those of the protocol;
     `notes` are sentences about what was done to the weights and which template is in use."""
 
-    can: frozenset[str] = frozenset()
+    can = frozenset({"score"})
     name = ""
     tokenizer: Tokenizer
     artifact: str
@@ -50,8 +51,12 @@ class MLXTarget:
     dtype: str
     weight_bytes: int
 
-    def __init__(self, device: Device, *, context: int | None, cache_dir: str | None):
-        self.device, self.context = device, at_least("context", context, 1)
+    def __init__(
+        self, device: Device, *, context: int | None, cache_dir: str | None, bits: int | None = None
+    ):
+        if bits is not None and bits not in BITS:
+            raise ValueError(f"bits: wants one of {', '.join(map(str, BITS))} or null, got {bits}")
+        self.device, self.context, self.bits = device, at_least("context", context, 1), bits
         self.memory = user_folder(cache_dir)
         self.calls = 0
         self.notes: list[str] = []
@@ -64,6 +69,9 @@ class MLXTarget:
     def open(self) -> None:
         loaded = self.load()
         self.tokenizer, self.artifact = loaded.tokenizer, loaded.artifact
+        if self.bits is not None:
+            self.artifact = digest({"artifact": loaded.artifact, "bits": self.bits})
+            loaded.notes += squeeze(loaded.model, self.bits, self.device)
         self.eos_ids, self.generation = loaded.eos_ids, loaded.generation
         self.notes = [*loaded.notes, *lay_out(loaded.model, self.device)]
         self.notes += quicken(loaded.model, self.device)
