@@ -16,8 +16,9 @@ from stages.models.loading.fingerprint import user_folder
 from stages.models.loading.layers import layer_specs
 from stages.models.loading.llama4 import make_ragged
 from stages.models.loading.mixers import make_replayable
-from stages.models.loading.precision import BITS, lay_out, squeeze
+from stages.models.loading.precision import lay_out
 from stages.models.loading.ragged import prove_ragged
+from stages.models.loading.rounding import BITS, squeeze
 from stages.models.loading.routing import CODED, route, watch
 from stages.models.loading.split import SplitModel
 

@@ -12,20 +12,6 @@ from mlx.utils import tree_flatten, tree_map
 
 from pipeline.types import Device
 
-BITS = (2, 3, 4, 5, 6, 8)
-GROUP = 32  # weights that share a scale
-
-
-def squeeze(model: nn.Module, bits: int, device: Device) -> list[str]:
-    """Round the weights of all matrices to `bits` bits, 32 to a scale; packed, or on a CPU that wants
-    float32 their rounded values in float32."""
-    nn.quantize(model, GROUP, bits, class_predicate=_roundable)
-    return [f"Weights were rounded to {bits} bits.", *settle(model, device)]
-
-
-def _roundable(path: str, layer: nn.Module) -> bool:
-    return hasattr(layer, "to_quantized") and layer.weight.shape[-1] % GROUP == 0
-
 
 def settle(model: nn.Module, device: Device) -> list[str]:
     """Bring the weights into the form the device wants; sentences saying what was done."""
