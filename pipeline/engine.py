@@ -72,6 +72,7 @@ class Engine:
         self._open_requests: set[int] = set()  # ids of sequences without a last event
         self._lock = threading.Lock()
         self._state = "new"  # new | opening | open | draining | failed | closed
+        self._kv: dict[str, Any] = {}  # what the KV policy does to the model; known once it is open
         self._ending: ClosedError | None = None  # set once nothing takes from the inbox any more
         self._opened: Future[None] = Future()
         self._pool = ThreadPoolExecutor(PREPARATION_THREADS, "headrace-prepare")
@@ -199,6 +200,7 @@ class Engine:
             },
             "target_calls": parts["model"].calls,
             "kv_bytes": active.nbytes() if active is not None and turns.active.sequences else 0,
+            "kv": dict(self._kv),
             "memory": dict(parts["limits"].stats(turns.running, turns.waiting.kept)),
             "tiers": {tier.name: dict(tier.stats()) for tier in parts["tier"]},
             **self.totals.as_dict(),
@@ -272,6 +274,7 @@ class Engine:
         try:
             self.pipeline.open()
             self._turns.rehearse()
+            self._kv = self._coverage()
         except BaseException as error:
             self._state = "failed"
             self._shut(ClosedError("the engine could not be opened"))
@@ -289,6 +292,10 @@ class Engine:
             self._state, ending = "failed", ClosedError(f"the engine has failed: {fault!r}")
         finally:
             self._shut(ending)
+
+    def _coverage(self) -> dict[str, Any]:
+        kv = self.pipeline.parts["kv"]
+        return {"policy": dict(kv.identity), **kv.coverage(self.pipeline.parts["model"])}
 
     def _loop(self) -> None:
         more = False  # work that is no request is left

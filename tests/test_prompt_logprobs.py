@@ -113,6 +113,15 @@ def fail_once(engine, monkeypatch):
     monkeypatch.setattr(model, "hidden", hidden)
 
 
+def test_scores_that_are_no_numbers_fail_their_row_alone(engine, monkeypatch):
+    model, own = engine.pipeline.parts["model"], engine.pipeline.parts["model"].head
+    monkeypatch.setattr(model, "head", lambda hidden: own(hidden) * float("nan"))
+    with pytest.raises(FloatingPointError):
+        ask(engine, max_tokens=0)
+    monkeypatch.undo()
+    assert len(ask(engine, max_tokens=2)["token_ids"]) == 2
+
+
 def test_wrong_values_are_named(engine):
     for wrong in (-1, True, "3", 2.0):
         with pytest.raises(RequestError, match="prompt_logprobs: wants a whole number"):

@@ -91,3 +91,17 @@ def test_mistakes_are_the_users(cli, tmp_path, words, text):
 
 def test_our_text_is_long_enough_for_every_length():
     assert len((read("survey") + read("mill")).split()) > 0.6 * max(quality.LENGTHS)
+
+
+@pytest.mark.real
+def test_what_coded_policies_cost_on_a_real_model():
+    """Promised: KL of kv8 at most 0.01, of kv4 at most 0.3."""
+    asked = quality.asked("smollm2", [], ["kv8", "kv4"])
+    text = "\n\n".join(map(read, ("survey", "mill")))
+    eight, four = quality.measure(asked, text, (32, 128), print)["outcomes"]
+    assert 0 < eight.whole.kl <= 0.01 < four.whole.kl <= 0.3
+    assert eight.whole.top1 >= 0.97 and 0.7 <= four.whole.top1 < 1
+    assert eight.whole.native_perplexity == pytest.approx(four.whole.native_perplexity)
+    assert eight.whole.perplexity == pytest.approx(eight.whole.native_perplexity, rel=0.01)
+    assert all(line.kl <= 0.3 for line in (*eight.lines, *four.lines))
+    assert eight.bytes_per_token > four.bytes_per_token

@@ -20,6 +20,7 @@ VERBS = {
     "doctor": "which device and BLAS are in use, and how fast they are",
     "demo": "graph, server, one streamed answer, and where the time went",
     "quality": "what a KV policy costs in quality: KL, top-1 agreement and perplexity against native",
+    "capabilities": "what each KV policy can on each kind of layer, tried on tiny models",
     "bench": "the promised figures against mlx-lm's server and against itself, met or not met",
 }
 EPILOG = """\

@@ -1,4 +1,4 @@
-"""`headrace show RECIPE [key=value …]`."""
+"""`headrace show RECIPE [key=value …] [--open]`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,56 @@ from pipeline.cli.arguments import add_recipe
 
 def add_arguments(parser: ArgumentParser) -> None:
     add_recipe(parser)
+    parser.add_argument(
+        "--open",
+        action="store_true",
+        help="open the model too, and say which layers the KV policy covers and what a token costs",
+    )
 
 
 def run(args: Namespace) -> int:
     from pipeline.compose import compose
     from pipeline.plan import plan
 
+    if args.open:
+        return _opened(args)
     planned = plan(compose(args.recipe, args.overrides), allow=args.allow_code)
     print(f"# {planned.composed.recipe}: {describe_choices(planned.composed.choices)}")
     for line in yaml_lines(planned.config, planned.composed.sources):
         print(line)
+    print(
+        "# kv: layers covered and bytes a token are the model's to say: add --open, or see /stats"
+    )
     return 0
+
+
+def _opened(args: Namespace) -> int:
+    """Only now are weights read."""
+    from pipeline.build import pipeline_to_run
+    from pipeline.engine import Engine
+
+    built = pipeline_to_run(args.recipe, args.overrides, args.allow_code)
+    with Engine(built) as engine:
+        stats = engine.stats()
+    print(f"# {args.recipe}: {describe_choices(built.choices)}")
+    print(describe_coverage(stats["kv"]))
+    print(yaml.safe_dump({"memory": stats["memory"]}, sort_keys=False), end="")
+    return 0
+
+
+def describe_coverage(kv: Mapping[str, Any]) -> str:
+    """What `/stats` says of the KV policy, as text."""
+    settings = " ".join(f"{key}={value}" for key, value in kv["policy"].items())
+    lines = [
+        settings,
+        f"  covers {kv['covered']} of {kv['layers']} layers that keep state",
+        *(
+            f"  keeps {count} as the model computes them: {why}"
+            for why, count in kv["kept"].items()
+        ),
+        f"  {kv['bytes_per_token']:,.0f} bytes a token, slack apart",
+    ]
+    return "\n".join(lines)
 
 
 def describe_choices(choices: Mapping[str, Any]) -> str:

@@ -39,8 +39,7 @@ class Affine:
 
     def rows(self, target: Target, max_width: int) -> Rows:
         refuse_unknown(target)
-        grids = self._grids(target)
-        refuse_sizes("kv", target, grids)
+        grids = self.refuse(target)
         layouts = [
             QuantizedLayout(spec, max_width, self.grid, self.grid)
             if index in grids
@@ -59,6 +58,12 @@ class Affine:
 
     def coverage(self, target: Target) -> Mapping[str, Any]:
         return coverage(target, self._grids(target), self.bytes_per_token(target))
+
+    def refuse(self, target: Target) -> dict[int, Grid]:
+        """The grid of each coded layer. OpenError where heads do not divide into groups."""
+        grids = self._grids(target)
+        refuse_sizes("kv", target, grids)
+        return grids
 
     def _grids(self, target: Target) -> dict[int, Grid]:
         return {i: self.grid for i, spec in enumerate(target.specs) if spec.kind in CODED}

@@ -50,12 +50,7 @@ class AttentionLayout:
         """The mask of this forward: None or "causal" where they say the same as the full mask."""
         low, stop = self._span()
         window = self.window or window_size or 0
-        lengths, starts = self._frame.lengths, tuple(self.starts)
-        aligned = len({n - s for n, s in zip(lengths, starts, strict=True)}) == 1
-        inside = not window or stop - low <= window
-        if aligned and inside and not return_array:
-            return None if width == 1 else "causal"
-        return self._frame.mask(starts, low, stop, window)
+        return self._frame.least_mask(tuple(self.starts), low, stop, window, return_array)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write the inputs' keys and values (B, H, W, D); return what the queries may need
@@ -101,6 +96,9 @@ class AttentionLayout:
 
     def abandon(self) -> None:
         self.buffers, self.starts = self._saved.pop()
+
+    def kept(self, keep: Seq[int]) -> None:
+        """Nothing: the rows' lengths say what is held."""
 
     # --- membership
 

@@ -65,6 +65,16 @@ class Frame:
             self._slots[starts] = mx.array(first.astype(np.int32)[:, None, :, None])
         return self._slots[starts]
 
+    def least_mask(
+        self, starts: tuple[int, ...], low: int, stop: int, window: int, as_array: bool
+    ) -> mx.array | str | None:
+        """`mask`, or None or "causal" where they say the same."""
+        aligned = len({n - s for n, s in zip(self.lengths, starts, strict=True)}) == 1
+        inside = not window or stop - low <= window
+        if aligned and inside and not as_array:
+            return None if self.width == 1 else "causal"
+        return self.mask(starts, low, stop, window)
+
     def mask(self, starts: tuple[int, ...], low: int, stop: int, window: int) -> mx.array:
         """True (B, 1, W, stop - low) where a query may attend a key, by true positions: slot t of
         row b holds position starts[b] + t; a query sees itself and, with a window, window - 1 before."""

@@ -20,13 +20,16 @@ from stages.rows.state import is_exact, layer_range, materialize
 
 
 class Layout(Protocol):
-    """One layer's rows. `begin`, then either `launched` or `abandon`, a forward each."""
+    """One layer's rows. `begin`, then either `abandon` or `launched` and `kept`, a forward each."""
 
     starts: list[int]  # earliest position each row holds
 
     def begin(self, frame: Frame) -> None: ...
     def launched(self) -> None: ...
     def abandon(self) -> None: ...
+    def kept(self, keep: Seq[int]) -> None:
+        """The oldest round ends with these inputs kept."""
+
     def build(self, rows: Seq[Mapping[str, Any] | None], firsts: Seq[int], size: int) -> Any: ...
     def install(self, built: Any) -> None: ...
     def filter(self, keep: Seq[int]) -> None: ...
@@ -37,9 +40,6 @@ class Layout(Protocol):
 
 class ExactLayout(Layout, Protocol):
     """A layer that cannot be cut by tokens: its state is that of one length."""
-
-    def kept(self, keep: Seq[int]) -> None:
-        """The oldest round ends with these inputs kept."""
 
     def payload(self, row: int, length: int) -> dict[str, mx.array]:
         """What a row of `length` tokens needs to go on."""
@@ -242,7 +242,7 @@ class LayeredRound:
     def resolve(self, keep: Seq[int]) -> None:
         assert self.is_launched and self.rows._open[0] is self, "not the oldest open round"
         assert all(0 <= k <= w for k, w in zip(keep, self.widths, strict=True)), (keep, self.widths)
-        for layout in self.rows.exact.values():
+        for layout in self.rows.layouts:
             layout.kept(keep)
         self.rows.lengths = [n + k for n, k in zip(self.rows.lengths, keep, strict=True)]
         self.rows._open.pop(0)

@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from pipeline.types import LayerSlice, LayerSpec, Segment, State
+from stages.rows.blocks import Pages
 
 TOKENS = 1  # axis
 EXACT = frozenset({"recurrent", "sinks"})  # kinds whose state is that of one length
@@ -180,9 +181,17 @@ def compact(piece: LayerSlice | None, start: int, stop: int) -> LayerSlice | Non
 
 
 def owned(array: Any) -> Any:
-    """A lazy copy (heads, tokens, dim) that shares no buffer. `mx.contiguous` shares where a slice of
-    one head leaves out less than 16 KiB, which pins a batch and makes its next write a copy."""
+    """A lazy copy (heads, tokens, dim) that shares no buffer; of blocks, references of its own.
+    `mx.contiguous` shares where a slice of one head leaves out less than 16 KiB, which pins a batch
+    and makes its next write a copy."""
+    if isinstance(array, Pages):
+        return array.owned()
     return mx.concatenate([array, array[:, :0]], axis=TOKENS)
+
+
+def plain(array: Any) -> Any:
+    """An array of a state as a device array: blocks are copied out of their pool."""
+    return array.dense() if isinstance(array, Pages) else array
 
 
 def materialize(segment: Segment) -> Segment:
@@ -237,7 +246,8 @@ def layer_range(state: State, layer: int, first: int, stop: int, room: int = 0) 
 
 def evaluate(segments: Iterable[Segment]) -> None:
     """Materialize all arrays in one go; evaluated arrays may cross threads."""
-    mx.eval([dict(piece.arrays) for segment in segments for piece in segment.layers if piece])
+    slices = [piece for segment in segments for piece in segment.layers if piece]
+    mx.eval([a for piece in slices for a in piece.arrays.values() if not isinstance(a, Pages)])
 
 
 def nbytes(segment: Segment) -> int:
@@ -326,7 +336,9 @@ def _concatenate(parts: Seq[LayerSlice], room: int) -> dict[str, Any]:
     if len(parts) == 1 and not room:
         return dict(parts[0].arrays)
     return {
-        name: mx.concatenate([*(p.arrays[name] for p in parts), _empty_slots(array, room)], TOKENS)
+        name: mx.concatenate(
+            [*(plain(p.arrays[name]) for p in parts), _empty_slots(array, room)], TOKENS
+        )
         for name, array in parts[0].arrays.items()
     }
 

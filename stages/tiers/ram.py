@@ -132,6 +132,8 @@ class Ram:
 
     def clear(self) -> None:
         """Forget everything; borrowed states stay valid until they are given back."""
+        for node in [*self._order, *(tree.root for tree in self._trees.values())]:
+            node.children.clear()  # else parents and children keep each other's arrays
         self._trees.clear()
         self._order.clear()
         self._count.entries = self._count.tokens = self._count.bytes = 0

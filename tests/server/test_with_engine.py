@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import openai
 import pytest
@@ -207,3 +208,13 @@ def test_a_stopped_engine_is_not_ready(script):
         assert raw.post("/v1/chat/completions", ASK)[0] == 503
         assert raw.call("GET", "/metrics")[0] == 200
         assert raw.call("GET", "/stats")[0] == 200
+
+
+def test_stats_say_what_the_kv_policy_covers_and_keep_estimate_and_limit_apart(real):
+    with urlopen(real[1] + "/stats") as reply:
+        stats = json.load(reply)
+    assert stats["kv"] == {
+        "policy": {"kv": "native"}, "layers": 1, "covered": 1, "kept": {}, "bytes_per_token": 8
+    }  # fmt: skip
+    assert stats["memory"]["enforced"] == {}
+    assert set(stats["memory"]["estimate"]) >= {"weights_bytes", "rows_bytes"}
