@@ -16,6 +16,7 @@
 #define _GNU_SOURCE
 #include <complex.h>
 #include <dlfcn.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +24,7 @@
 #include <unistd.h>
 
 enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 };
+#define MASKED -3e38f /* MLX masks scores with float32's least finite number, -3.4e38 */
 #define INLINE __attribute__((always_inline)) inline
 #define UNROLL _Pragma("GCC unroll 16")
 #if defined(__clang__) || __GNUC__ >= 12
@@ -55,6 +57,7 @@ typedef struct {
   Tile *dot, *sum;
   void (*pack)(int rows, int of, long k, const float *from, long ld, float *to);
   void (*panel)(int rows, const Panel *w);
+  float (*soften)(long k, float scale, const float *from, float *to);
 } Kernels;
 
 #if defined(__x86_64__)
@@ -277,18 +280,65 @@ static void by_blocks(const Product *g) {
   }
 }
 
-/* C = alpha A op(B) + beta C; `at` if A comes as its transpose, [k,m]. */
-static void product(Product g, int at, int dot) {
-  float *turned = NULL;
-  if (at) {
-    turned = malloc((g.m * g.k + 1) * sizeof(float));
-    if (!turned) abort();
-    for (long p = 0; p < g.k; p++)
-      for (long i = 0; i < g.m; i++) turned[i * g.k + p] = g.a[p * g.lda + i];
-    g.a = turned, g.lda = g.k;
+/* Rows [i, i + rows) of C = softmax(scale A) B, for attention: A holds scores, `MASKED` or less where a
+ * query may not look. What is masked before a row's first open position and after its last one takes
+ * no part, in time or in bits: the row is the same however many positions stand around it. */
+static void attend(const Product *g, float scale, long i, int rows) {
+  const Kernels *kernels = in_use();
+  const long ld = g->k + kernels->lanes;
+  float *weights = malloc(rows * ld * sizeof(float)), sums[6];
+  long first[6], stop[6], low = g->k, high = 0;
+  if (!weights) abort();
+  for (int r = 0; r < rows; r++) {
+    const float *scores = g->a + (i + r) * g->lda;
+    for (first[r] = 0; first[r] < g->k && scores[first[r]] <= MASKED; first[r]++);
+    for (stop[r] = g->k; stop[r] > first[r] && scores[stop[r] - 1] <= MASKED; stop[r]--);
+    if (first[r] == g->k) first[r] = 0, stop[r] = g->k; /* nothing is open: all weigh the same, as in MLX */
+    low = first[r] < low ? first[r] : low, high = stop[r] > high ? stop[r] : high;
   }
-  dot && g.m > NARROW_ROWS && g.n * g.k > SMALL ? by_blocks(&g) : by_strips(&g, dot);
-  free(turned);
+  for (int r = 0; r < rows; r++) {
+    float *to = weights + r * ld;
+    memset(to + low, 0, (high - low) * sizeof(float));
+    sums[r] = kernels->soften(stop[r] - first[r], scale, g->a + (i + r) * g->lda + first[r], to + first[r]);
+  }
+  const Product values = {rows, g->n, high - low, ld, g->ldb, g->ldc, weights + low, g->b + low * g->ldb,
+                          g->c + i * g->ldc, 1, 0};
+  by_strips(&values, 0);
+  for (int r = 0; r < rows; r++)
+    for (long x = 0; x < g->n; x++) values.c[r * g->ldc + x] /= sums[r];
+  free(weights);
+}
+
+static void by_rows(const Product *g, float scale) {
+  const long most = in_use()->rows, tiles = (g->m + most - 1) / most;
+#ifdef _OPENMP
+  const int threads = g->m * g->k > 4096 ? state.threads : 1;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+#endif
+  for (long t = 0; t < tiles; t++)
+    attend(g, scale, g->m * t / tiles, (int)(g->m * (t + 1) / tiles - g->m * t / tiles));
+}
+
+/* The transpose of `rows` x `cols` floats; to be freed. */
+static float *transpose(long rows, long cols, const float *from, long ld) {
+  float *to = malloc((rows * cols + 1) * sizeof(float));
+  if (!to) abort();
+  for (long r = 0; r < rows; r++)
+    for (long c = 0; c < cols; c++) to[c * rows + r] = from[r * ld + c];
+  return to;
+}
+
+/* `at`: A comes as its transpose, [k,m]; `bt`: B comes as its transpose, [n,k]. */
+static void product(Product g, int at, int bt) {
+  const int softmax = isnan(g.alpha);
+  float *a = NULL, *b = NULL;
+  if (at) g.a = a = transpose(g.k, g.m, g.a, g.lda), g.lda = g.k;
+  if (softmax && bt) g.b = b = transpose(g.n, g.k, g.b, g.ldb), g.ldb = g.n;
+  if (!softmax && g.n == 1 && g.ldb == 1) bt = 1, g.ldb = g.k; /* one key: MLX may call its row a column */
+  if (softmax) by_rows(&g, g.beta);
+  else if (bt && g.m > NARROW_ROWS && g.n * g.k > SMALL) by_blocks(&g);
+  else by_strips(&g, bt);
+  free(a), free(b);
 }
 
 /* Correct and slow: for when no OpenBLAS was found. */
@@ -310,9 +360,11 @@ PLAIN_LOOPS(plain_s, float)
 PLAIN_LOOPS(plain_d, double)
 PLAIN_LOOPS(plain_c, float complex)
 
+/* MLX has no door for kernels of others on a Linux CPU, but it passes `alpha` and `beta` of mx.addmm on to
+ * here. Nobody wants a product times NaN, so alpha = NaN asks for softmax(beta A) B instead. */
 void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda,
                  const float *b, int ldb, float beta, float *c, int ldc) {
-  if (order == ROW_MAJOR && !(state.forward && state.sgemm && m > NARROW_ROWS)) {
+  if (order == ROW_MAJOR && (isnan(alpha) || !(state.forward && state.sgemm && m > NARROW_ROWS))) {
     const Product g = {m, n, k, lda, ldb, ldc, a, b, c, alpha, beta};
     product(g, ta != PLAIN, tb != PLAIN);
   } else if (state.sgemm)

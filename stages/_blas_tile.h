@@ -8,6 +8,7 @@
  */
 
 typedef float FN(vec) __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int FN(ints) __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 /* The tree: the upper half of the lanes is added to the lower one until four are left, then 0 to 2 and
  * 1 to 3, then those two. */
@@ -131,6 +132,43 @@ INLINE TARGET static void FN(sum_tile)(const int rows, const int vecs, long widt
     *(FN(vec) *)(out + i * 4 * LANES + j * LANES) = s[i][j];
 }
 
+/* exp(x) for x <= 0, below -88 exactly 0, to 8e-8: 2^n (1 + r + r^2 p(r)) with p by Cephes' expf. Adding and
+ * subtracting 1.5 * 2^23 rounds to an integer, which then lies in the low bits. */
+INLINE TARGET static FN(vec) FN(exp)(FN(vec) x) {
+  const FN(vec) zero = {0}, least = zero - 88;
+  const FN(ints) below = x < least, magic = (FN(ints))(zero + 12582912.0f);
+  x = (FN(vec))((below & (FN(ints))least) | (~below & (FN(ints))x));
+  const FN(vec) shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
+  const FN(vec) r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  FN(vec) p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 0.5f;
+  return (p * (r * r) + r + 1.0f) * (FN(vec))(((FN(ints))shifted - magic + 127) << 23);
+}
+
+INLINE TARGET static FN(vec) FN(first)(long k, const float *from, float rest) {
+  FN(vec) v = (FN(vec)){0} + rest;
+  memcpy(&v, from, k * sizeof(float));
+  return v;
+}
+
+/* to[p] = exp(scale * (from[p] - the largest)) for p < k, then zeros to a whole vector; the sum of all.
+ * Lanes are counted from the row's own first position, so that the order is the row's own too. */
+TARGET static float FN(soften)(long k, float scale, const float *from, float *to) {
+  FN(vec) sum = {0};
+  float most = from[0];
+  for (long p = 1; p < k; p++) most = from[p] > most ? from[p] : most;
+  for (long p = 0; p < k; p += LANES) {
+    const FN(vec) x = k - p >= LANES ? *(const FN(vec) *)(from + p) : FN(first)(k - p, from + p, -INFINITY);
+    const FN(vec) e = FN(exp)((x - most) * scale);
+    *(FN(vec) *)(to + p) = e;
+    sum += e;
+  }
+  return FN(fold)(sum);
+}
+
 /* A tile of `rows` known to the compiler, so that its accumulators stay in registers. */
 #define CASE(R, CALL) case R: if (R <= MAXM) CALL(R); break;
 #define CASES(CALL) \
@@ -157,7 +195,8 @@ TARGET static void FN(panel)(int rows, const Panel *w) {
   CASES(PANEL)
 }
 
-static const Kernels FN(kernels) = {LABEL, LANES, MAXM, FN(dot), FN(sum), FN(pack), FN(panel)};
+static const Kernels FN(kernels) = {LABEL, LANES, MAXM, FN(dot), FN(sum), FN(pack), FN(panel),
+                                   FN(soften)};
 
 #undef LANES
 #undef MAXM

@@ -171,6 +171,7 @@ class Device:
     def describe(self) -> Mapping[str, Any]:
         """Plain facts for /health and `doctor`."""
         total, free = memory_bytes()
+        x86 = platform.machine() in ("x86_64", "AMD64")
         fusion = self.kind != "cpu" or shutil.which("g++") is not None
         return {
             "kind": self.kind,
@@ -183,7 +184,10 @@ class Device:
             # MLX fuses elementwise operations on a CPU by calling g++; without it, it runs them one by one.
             "fusion": fusion,
             # It has vector code for ARM only.
-            "slow_exp": self.kind == "cpu" and fusion and platform.machine() in ("x86_64", "AMD64"),
+            "slow_exp": self.kind == "cpu" and fusion and x86,
+            # float32: a position's results have the same bits in a pass of any width. Elsewhere MLX's own
+            # reductions (a vector at a time) depend on how many positions there are.
+            "exact_width": self.kind == "cpu" and x86 and bool(self._blas.kernels),
             "platform": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
             "memory_bytes": total,
             "memory_free_bytes": free,

@@ -1,17 +1,19 @@
-"""Attention and SwiGLU of long prompt chunks on an x86 CPU, where MLX's exponential is slow.
+"""Attention and SwiGLU on a Linux x86 CPU, where MLX's exponential is slow.
 
 MLX evaluates exp there one element at a time, 10 to 20 ns each: in the prefill of 512 tokens that is
-as much work as all matrix products. Below, exp is a polynomial of plain operations, which the
-compiler vectorizes once MLX has fused them: 2 to 4 ns, and nearer to the true value (relative error
-8e-8 against 4e-6).
+as much work as all matrix products. Attention's softmax goes to stages/_blas.c, together with the
+product that follows it. SwiGLU's exp is a polynomial of plain operations, which the compiler
+vectorizes once MLX has fused them: 2 to 4 ns, and nearer to the true value (relative error 8e-8
+against 4e-6).
 
-Only passes wider than NARROW positions come here. Narrower ones go MLX's way: their products run in
-kernels that give a row the same bits whatever the width (stages/_blas_tile.h), and so a token
-scored in a verify pass equals, bit for bit, the same token decoded alone.
+Both give a position the same bits whatever the width of the pass and whatever masked positions stand
+around it, as the products do: a token of a long chunk equals, bit for bit, the same token scored in a
+verify pass or decoded alone.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from functools import partial
 from typing import Any
@@ -20,7 +22,6 @@ import mlx.core as mx
 
 from pipeline.types import Device
 
-NARROW = 40  # positions; up to here MLX's calls are fewer and not slower
 BLOCK = 64  # queries; with fewer a time, more of the masked half of a causal chunk is skipped
 
 LOG2_E = 1.4426950408889634
@@ -44,12 +45,6 @@ def _exp_parts(x: mx.array) -> tuple[mx.array, mx.array]:
     return p * (r * r) + r + 1.0, bits
 
 
-def exp(x: mx.array) -> mx.array:
-    """float32 exp, 0 from -88 down. The view of the bits is free, but ends a fused kernel."""
-    fraction, bits = _exp_parts(x)
-    return fraction * bits.view(mx.float32)
-
-
 @partial(mx.compile, shapeless=True)
 def _gated(gate: mx.array, x: mx.array, fraction: mx.array, power: mx.array) -> mx.array:
     return gate * x / (1.0 + fraction * power)
@@ -61,61 +56,78 @@ def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     return _gated(gate, x, fraction, bits.view(mx.float32))
 
 
-def attention(q_BHWD: mx.array, k_BKTD: mx.array, v_BKTD: mx.array, scale: float, mask: Any) -> Any:
-    """softmax(scale q k^T, masked) v, as (B, H, W, D). H is a multiple of K. `mask` is None,
-    "causal" (the W queries are the last of the T positions) or True where (…, W, T) may attend."""
+def attention(q_BHWD: mx.array, k_BKTD: mx.array, v_BKTE: mx.array, scale: float, mask: Any) -> Any:
+    """softmax(scale q k^T, masked) v, as (B, H, W, E). H is a multiple of K. `mask` is None,
+    "causal" (the W queries are the last of the T positions) or True where (…, W, T) may attend.
+    Only with our BLAS: others do not know what `_attend` asks them."""
     width, length = q_BHWD.shape[2], k_BKTD.shape[2]
     if not isinstance(mask, str):
-        return _attend(q_BHWD * scale, k_BKTD, v_BKTD, mask)
+        return _attend(q_BHWD, k_BKTD, v_BKTE, scale, mask)
+    if width == 1:
+        return _attend(q_BHWD, k_BKTD, v_BKTE, scale, None)
     blocks = []
     for start in range(0, width, BLOCK):
         stop = min(start + BLOCK, width)
         seen = length - width + stop
         causal = mx.arange(seen - (stop - start), seen)[:, None] >= mx.arange(seen)
-        q, k, v = q_BHWD[:, :, start:stop], k_BKTD[:, :, :seen], v_BKTD[:, :, :seen]
-        blocks.append(_attend(q * scale, k, v, causal))
-    return mx.concatenate(blocks, axis=2)
+        q, k, v = q_BHWD[:, :, start:stop], k_BKTD[:, :, :seen], v_BKTE[:, :, :seen]
+        blocks.append(_attend(q, k, v, scale, causal))
+    return mx.concatenate(blocks, axis=2) if len(blocks) > 1 else blocks[0]
 
 
-def _attend(q_BHWD: mx.array, k_BKTD: mx.array, v_BKTD: mx.array, mask: Any) -> mx.array:
+def _attend(
+    q_BHWD: mx.array, k_BKTD: mx.array, v_BKTE: mx.array, scale: float, mask: mx.array | None
+) -> mx.array:
     B, H, W, D = q_BHWD.shape
     K, T = k_BKTD.shape[1:3]
     scores = q_BHWD.reshape(B, K, H // K * W, D) @ k_BKTD.swapaxes(-1, -2)
     if mask is not None:
         open_heads = scores.reshape(B, H, W, T)
         scores = mx.where(mask, open_heads, mx.finfo(mx.float32).min).reshape(scores.shape)
-    weights = exp(scores - mx.max(scores, -1, keepdims=True))
-    out = (weights @ v_BKTD) / mx.sum(weights, -1, keepdims=True)
-    return out.reshape(B, H, W, D)
-
-
-def _wide(array: mx.array, positions: int) -> bool:
-    return positions > NARROW and array.dtype == mx.float32
+    # alpha = NaN: our cblas_sgemm understands softmax(beta scores) v
+    out = mx.addmm(mx.array(0.0), scores, v_BKTE, alpha=math.nan, beta=scale)
+    return out.reshape(B, H, W, -1)
 
 
 def quicken(model: Any, device: Device) -> list[str]:
-    """Let the model's module (one of mlx-lm's) call the functions above where they are faster. It is
-    the module's names that change, for this process: mlx-lm's models offer no other place."""
-    module = sys.modules[type(model).__module__]
-    theirs = getattr(module, "scaled_dot_product_attention", None)
-    if not device.describe().get("slow_exp") or theirs is None or hasattr(theirs, "theirs"):
-        return []
+    """Let the model's module (one of mlx-lm's) call the functions above. It is the module's names
+    that change, for this process: mlx-lm's models offer no other place."""
+    facts, module = device.describe(), sys.modules[type(model).__module__]
+    done = []
+    if facts.get("exact_width") and _wrap(module, "scaled_dot_product_attention", _attention):
+        done.append("attention")
+    if facts.get("slow_exp") and _wrap(module, "swiglu", _swiglu):
+        mx.eval(swiglu(mx.ones((2, 2)), mx.ones((2, 2))))  # g++ runs now, once
+        done.append("SwiGLU")
+    return [f"A faster exponential than MLX's (x86 CPU) in: {', '.join(done)}."] if done else []
 
+
+def _wrap(module: Any, name: str, made: Any) -> bool:
+    theirs = getattr(module, name, None)
+    if theirs is None or hasattr(theirs, "theirs"):
+        return False
+    ours = made(theirs)
+    ours.theirs = theirs
+    setattr(module, name, ours)
+    return True
+
+
+def _attention(theirs: Any) -> Any:
     def attend(
         q: Any, k: Any, v: Any, cache: Any, scale: float, mask: Any, sinks: Any = None
     ) -> Any:
+        """Which way to go never depends on the width."""
         plain = mask is None or isinstance(mask, str) or mask.dtype == mx.bool_
-        if _wide(q, q.shape[2]) and plain and sinks is None and not hasattr(cache, "bits"):
+        known = not hasattr(cache, "bits") and all(a.dtype == mx.float32 for a in (q, k, v))
+        if plain and known and sinks is None and scale > 0:
             return attention(q, k, v, scale, mask)
         return theirs(q, k, v, cache=cache, scale=scale, mask=mask, sinks=sinks)
 
-    attend.theirs = theirs  # type: ignore[attr-defined]
-    module.scaled_dot_product_attention = attend  # type: ignore[attr-defined]
-    if (their_swiglu := getattr(module, "swiglu", None)) is not None:
+    return attend
 
-        def activate(gate: mx.array, x: mx.array) -> mx.array:
-            return (swiglu if _wide(gate, gate.shape[-2]) else their_swiglu)(gate, x)
 
-        module.swiglu = activate  # type: ignore[attr-defined]
-    mx.eval(swiglu(mx.ones((2, 2)), mx.ones((2, 2))), exp(mx.ones((2, 2))))  # g++ runs now, once
-    return ["Long chunks use a faster exponential than MLX's (x86 CPU)."]
+def _swiglu(theirs: Any) -> Any:
+    def activate(gate: mx.array, x: mx.array) -> mx.array:
+        return (swiglu if gate.dtype == mx.float32 else theirs)(gate, x)
+
+    return activate
