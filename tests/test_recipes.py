@@ -32,7 +32,10 @@ def test_composes_checks_and_is_drawn(path):
 
 @each_recipe
 def test_answers_on_the_fake_model(path):
-    with pipeline.load(str(path), "model=fake", "debug=none", "telemetry=quiet") as engine:
+    second = "override model@draft_model" in join_defaults(load_yaml(path)["defaults"])
+    drafts = ["draft_model=fake", "~draft_model.bits"] if second else []
+    overrides = ["model=fake", "debug=none", "telemetry=quiet", *drafts]
+    with pipeline.load(str(path), *overrides) as engine:
         decodes = "decode" in engine.pipeline.phases
         answer = engine.generate("hello", max_tokens=10, prompt_logprobs=None if decodes else 1)
     assert len(answer["token_ids"]) == (10 if decodes else 0)

@@ -16,6 +16,7 @@ from pipeline.catalog import Catalog, package_folder
 from pipeline.types import NEUTRAL, Sampling
 
 NEEDS: dict[str, tuple[str, ...]] = {  # {family}: the target's
+    "grammar": ("constraint=llguidance",),
     "two_model": ("draft_model=tiny", "draft_model.family={family}", "draft_model.bits=4"),
 }
 FAMILIES = {"dense": "llama", "sliding": "gemma3", "hybrid": "qwen3_5", "latent": "deepseek_v3"}
