@@ -7,7 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from pipeline.types import Attachment, Batch, Change, Drafter, DraftRows, Target
+from pipeline.types import Attachment, Batch, Change, Drafter, DraftRows, Rows, Target
 
 MAX_MENDS = 8  # a batch's draft rows are made again at most this often: each costs O(history)
 
@@ -122,6 +122,13 @@ class _Nothing:
     def dispose(self) -> None: ...
 
 
-def guarded(drafter: Drafter, target: Target, max_width: int) -> GuardedRows:
-    """The drafter's rows for one batch."""
-    return GuardedRows(lambda: drafter.rows(target, max_width), target.vocab_size)
+def guarded(drafter: Drafter, target: Target, rows: Rows, max_width: int) -> GuardedRows:
+    """The drafter's rows for one batch, whose target rows are `rows`."""
+    return GuardedRows(lambda: drafting(drafter, target, rows, max_width), target.vocab_size)
+
+
+def drafting(drafter: Drafter, target: Target, rows: Rows, max_width: int) -> DraftRows:
+    """Empty rows that know the target's, where they want to."""
+    made = drafter.rows(target, max_width)
+    getattr(made, "watch", lambda _: None)(rows)
+    return made

@@ -199,6 +199,10 @@ class Engine:
                 "max": parts["limits"].max_rows,
             },
             "target_calls": parts["model"].calls,
+            "drafter": {
+                "namespace": parts["drafter"].namespace,
+                "weight_bytes": getattr(parts["drafter"], "weight_bytes", 0),
+            },
             "kv_bytes": active.nbytes() if active is not None and turns.active.sequences else 0,
             "kv": dict(self._kv),
             "memory": dict(parts["limits"].stats(turns.running, turns.waiting.kept)),

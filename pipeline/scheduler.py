@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from pipeline.drafting import GuardedRows, guarded
+from pipeline.drafting import GuardedRows, drafting, guarded
 from pipeline.errors import HeadraceError
 from pipeline.parking import park, parked, restart
 from pipeline.trace import Telemetry, Totals, count_round, enter, leave, speculation
@@ -141,17 +141,15 @@ class Turns:
         a drafter cannot work with, which later would only cost speculation."""
         parts = self.pipeline.parts
         width = parts["depth"].max + 1
-        for part in (parts["kv"], parts["drafter"]):
-            part.rows(parts["model"], width).close()
+        rows = parts["kv"].rows(parts["model"], width)
+        drafting(parts["drafter"], parts["model"], rows, width).close()
+        rows.close()
 
     def _new_batch(self, sequences: list[Sequence]) -> Batch:
         parts = self.pipeline.parts
         width = parts["depth"].max + 1
-        batch = Batch(
-            sequences,
-            parts["kv"].rows(parts["model"], width),
-            guarded(parts["drafter"], parts["model"], width),
-        )
+        rows = parts["kv"].rows(parts["model"], width)
+        batch = Batch(sequences, rows, guarded(parts["drafter"], parts["model"], rows, width))
         for sequence in sequences:
             enter(sequence, batch)
         return batch

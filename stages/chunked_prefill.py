@@ -8,6 +8,7 @@ from pipeline.types import Batch, Drafter, Sequence, State, Target, Tier
 from stages.prompt_scores import score_chunk
 from stages.rows.state import cuttable_later
 from stages.scores import Scores, WindowScores
+from stages.verify import look
 
 REUSED = 64  # tokens; up to about this width the next pass's temporaries fit into this one's
 
@@ -81,17 +82,18 @@ class ChunkedPrefill:
             for s, goal in zip(batch.sequences, goals, strict=True)
         ]
         round = batch.rows.begin(chunks)
-        hidden_BWD = self.target.hidden(round.tokens_BW, round.caches)
+        hidden_BWD, seen = look(self.target, round, self.drafter.taps)
         last = self._last_scores(batch, goals, width, hidden_BWD)
         scored = [s.request.prompt_logprobs is not None for s in batch.sequences]
-        round.launch(*last, *([hidden_BWD] if any(scored) else []))
+        shown = ([hidden_BWD] if any(scored) else []) + ([] if seen is None else [seen])
+        round.launch(*last, *shown)
         self.target.calls += 1
         round.wait()
         round.resolve([width] * len(chunks))
         for row, sequence in enumerate(batch.sequences):
             if scored[row]:
                 score_chunk(self.target, sequence, hidden_BWD[row])
-        batch.draft_rows.prefill(chunks, hidden_BWD)
+        batch.draft_rows.prefill(chunks, seen)
         for sequence, chunk in zip(batch.sequences, chunks, strict=True):
             sequence.processed_ids += chunk
         if width > REUSED:

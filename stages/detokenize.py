@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipeline.types import Batch, Delta, Emitted, FinishReason, Sequence, Target, TokenLogprob
-from pipeline.types.parts import StreamDecoder
+from pipeline.types.text import StreamDecoder
 from stages.stop_text import StopText
 
 

@@ -9,7 +9,16 @@ import threading
 import pytest
 
 from pipeline.lab import bench as lab
-from pipeline.lab import lines_drafting, lines_engine, lines_own, lines_rivals, texts, worker
+from pipeline.lab import (
+    lines_drafting,
+    lines_engine,
+    lines_own,
+    lines_rivals,
+    lines_rows,
+    texts,
+    turns,
+    worker,
+)
 from pipeline.lab.contestants import Contestant, Field
 from pipeline.lab.figures import Figure, Promise, median_interval, ratio
 from pipeline.lab.lines import Bench
@@ -236,3 +245,37 @@ def test_drafting_lines_ask_each_row_something_of_its_own():
         asked = lines_drafting.prompts(text, 4)
         assert len(set(asked)) == 4
         assert all(len(prompt) > 50 for prompt in asked)
+
+
+class Gaps:
+    """What `pipeline.lab.turns` would print."""
+
+    pairs = 2
+
+    def __init__(self, monkeypatch, seen):
+        monkeypatch.setattr(lines_rows, "_turns", lambda *_: seen)
+
+
+def test_a_stall_is_counted_in_the_longest_chunk(monkeypatch):
+    seen = [{"gap": 1.4, "chunks": [0.5, 1.0]}, {"gap": 1.2, "chunks": [1.0, 0.9]}]
+    (figure,) = lines_rows.stall(Gaps(monkeypatch, seen))
+    assert list(figure.samples) == [1.4, 1.2] and figure.met
+
+
+def test_a_row_that_costs_more_among_many_shows(monkeypatch):
+    square = [{str(n): n * n * 1e-3 for n in turns.ROWS}]
+    straight = [{str(n): (5 + n) * 1e-3 for n in turns.ROWS}]
+    assert not lines_rows.linear(Gaps(monkeypatch, square))[0].met
+    assert lines_rows.linear(Gaps(monkeypatch, straight))[0].value == pytest.approx(1)
+
+
+def test_turns_of_the_fake_model_are_timed(monkeypatch):
+    import pipeline
+
+    for name, value in (("LONG_TOKENS", 600), ("FINISHED", 3), ("ROWS", (1, 2))):
+        monkeypatch.setattr(turns, name, value)
+    with pipeline.load("fake", "drafter=none", "tier=none", "model.delay_ms=2") as engine:
+        seen = turns.stall(engine)
+        assert len(seen["chunks"]) >= 3 and seen["gap"] == max(seen["gaps"]) > 0.002
+        assert set(turns.rows(engine)) == {"1", "2"}
+        assert min(turns.finished(engine).values()) > 0

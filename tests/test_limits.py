@@ -6,16 +6,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from targets import Cpu
 
 from pipeline.errors import RequestError
-from pipeline.types import Request
+from pipeline.types import LayerSpec, Request
 from stages.adapters.none import NoAdapters
 from stages.constraints.none import NoConstraint
+from stages.kv.native import Native
 from stages.limits.advisory import Advisory
+from stages.limits.estimate import STATES, Estimate
+from stages.models.tiny import Tiny
 from stages.schedulers.fifo import Fifo
 
 TARGET: Any = SimpleNamespace(context_len=100)
 KV: Any = None
+NO_MODEL: Any = SimpleNamespace(weight_bytes=0)
 
 
 def advisory(**settings: Any) -> Advisory:
@@ -80,3 +85,46 @@ def test_null_parts_do_nothing():
         part.close()
         part.close()
         assert part.can == frozenset()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "llama4", "qwen3_next", "mamba2"])
+def test_a_row_holds_what_is_billed_and_not_much_less(family, tmp_path):
+    """Windows, states of a fixed size and buffers that grow in steps, under kv=native."""
+    target = Tiny(Cpu(), family=family, cache_dir=str(tmp_path))
+    target.open()
+    bill: Any = Estimate(target, Native(), SimpleNamespace(max=4), SimpleNamespace(), NO_MODEL)
+    rows = Native().rows(target, 5)
+    rows.prepare_append([None]).commit()
+    for start in range(0, 1800, 300):
+        round = rows.begin([[5 + (start + i) % 90 for i in range(300)]])
+        round.launch(target.hidden(round.tokens_BW, round.caches))
+        round.resolve([300])
+    fixed = bill.row(0)
+    assert (fixed > 0) == (family in ("qwen3_next", "mamba2"))
+    assert rows.nbytes() - fixed // STATES <= bill.row(1800) - fixed <= 2 * rows.nbytes()
+    target.close()
+
+
+def test_windows_are_billed_apart_whatever_the_policy_asks_for_them():
+    """A policy of other bits in windows than elsewhere: 10 bytes a head there, 3 here."""
+    specs = (
+        LayerSpec("full", 0, "full:2x4:float32"),
+        LayerSpec("sliding", 8, "sliding:1x4:float32"),
+    )
+    target: Any = SimpleNamespace(specs=specs, weight_bytes=0)
+
+    def token_bytes(target: Any) -> float:
+        heads = [int(spec.signature.split(":")[1].split("x")[0]) for spec in target.specs]
+        return 10.0 * heads[0] + 3.0 * heads[1]
+
+    kv: Any = SimpleNamespace(bytes_per_token=token_bytes)
+    drafter: Any = SimpleNamespace(weight_bytes=7, bytes_per_token=2.0)
+    bill = Estimate(target, kv, SimpleNamespace(max=3), drafter, NO_MODEL)
+    assert bill.row(256) == 256 * (20 + 3 + 2)
+    assert bill.row(25600) == 25600 * (20 + 2) + 3 * (8 + 4 + 1024)
+    assert bill.of([1], []) == {
+        "weights_bytes": 7, "drafter_weights_bytes": 7, "rows_bytes": 256 * 25, "parked_bytes": 0,
+    }  # fmt: skip
+    blocks: Any = SimpleNamespace(bytes_per_token=token_bytes, block_tokens=32)
+    paged = Estimate(target, blocks, SimpleNamespace(max=3), drafter, NO_MODEL)
+    assert paged.rows([1, 33]) == (32 + 64) * 25

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tiny_drafters import KINDS
 
 import pipeline
 from pipeline.build import build
@@ -15,6 +16,9 @@ CATALOG = Catalog(package_folder("conf"))
 RECIPES = [path for paths in recipes().values() for path in paths]
 # What a recipe leaves to whoever starts it.
 OWN = {"gguf": ["model.path=some.gguf"], "local": ["model.path=some_folder"]}
+# Recipes whose drafter looks into the model: they need one with layers, and a drafter's folder.
+HEADS = {"heads", *KINDS}
+OWN |= {name: ["model.path=some_folder", "drafter.path=some_head"] for name in HEADS}
 # Options for other machines, and spellings of what `auto` chooses.
 ELSEWHERE = {"device": {"metal", "cuda"}}
 
@@ -33,9 +37,9 @@ def test_composes_checks_and_is_drawn(path):
 @each_recipe
 def test_answers_on_the_fake_model(path):
     second = "override model@draft_model" in join_defaults(load_yaml(path)["defaults"])
-    drafts = ["draft_model=fake", "~draft_model.bits"] if second else []
-    overrides = ["model=fake", "debug=none", "telemetry=quiet", *drafts]
-    with pipeline.load(str(path), *overrides) as engine:
+    others = ["draft_model=fake", "~draft_model.bits"] if second else []
+    others += ["drafter=none"] if path.stem in HEADS else []
+    with pipeline.load(str(path), "model=fake", *others, "debug=none", "telemetry=quiet") as engine:
         decodes = "decode" in engine.pipeline.phases
         answer = engine.generate("hello", max_tokens=10, prompt_logprobs=None if decodes else 1)
     assert len(answer["token_ids"]) == (10 if decodes else 0)

@@ -21,7 +21,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from pipeline.lab import lines_drafting, lines_engine, lines_own, lines_rivals
+from pipeline.lab import lines_drafting, lines_engine, lines_own, lines_rivals, lines_rows
 from pipeline.lab.contestants import Field, headrace, mlx_lm, threads_here
 from pipeline.lab.figures import Figure
 from pipeline.lab.lines import Bench, Line, to_stderr
@@ -31,6 +31,7 @@ from pipeline.lab.table import header, machine, row, table
 LINES: tuple[Line, ...] = (
     *lines_engine.LINES,
     *lines_own.LINES,
+    *lines_rows.LINES,
     *lines_drafting.LINES,
     *lines_rivals.LINES,
 )

@@ -1,6 +1,8 @@
 """The data that flows and the protocols of the parts. The only module stages and engine share."""
 
 from pipeline.types.parts import (
+    AFTER_NORM,
+    EMBEDDING,
     Adapters,
     Change,
     Constraint,
@@ -19,7 +21,6 @@ from pipeline.types.parts import (
     Stage,
     Target,
     Tier,
-    Tokenizer,
 )
 from pipeline.types.request import (
     NEUTRAL,
@@ -50,8 +51,11 @@ from pipeline.types.sequence import (
     State,
 )
 from pipeline.types.sharing import Limits, Scheduler
+from pipeline.types.text import Tokenizer
 
 __all__ = [
+    "AFTER_NORM",
+    "EMBEDDING",
     "NEUTRAL",
     "Accepted",
     "Adapters",

@@ -15,8 +15,12 @@ from typing import Any, Protocol
 
 from pipeline.types.request import Request, Sampling, TokenLogprob
 from pipeline.types.sequence import Attachment, Batch, Emitted, LayerSpec, Sequence, State
+from pipeline.types.text import Tokenizer
 
 Abilities = Collection[str]
+
+AFTER_NORM = -1  # the tap after the last norm: what the head is given
+EMBEDDING = -2  # the tap before the first layer
 
 
 class Part(Protocol):
@@ -59,37 +63,6 @@ class Device(Part, Protocol):
         The bounds now in force, by name."""
 
 
-class StreamDecoder(Protocol):
-    """Turns ids into text piece by piece. Joined pieces equal the one-shot decode of all ids,
-    whatever the split; no piece ends in the middle of a character."""
-
-    def push(self, token_id: int) -> str: ...
-    def flush(self) -> str: ...
-
-
-class Tokenizer(Protocol):
-    """Text to ids and back; safe on any thread, holds no device arrays."""
-
-    template: str | None  # chat template source; None: a base model
-    identity: str  # digest of vocabulary, merges, template and special tokens
-    special_ids: frozenset[int]  # ids with a meaning of their own, which give no text
-
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Ids of `text`; a BOS the text already starts with is not doubled."""
-
-    def render(
-        self, messages: Seq[Mapping[str, Any]], args: Mapping[str, Any], *, reply: bool = True
-    ) -> list[int]:
-        """Ids of a chat, with the header of the assistant's turn if `reply`.
-        RequestError (400) where there is no template or the template refuses."""
-
-    def decode(self, ids: Seq[int]) -> str: ...
-    def token_bytes(self, token_id: int) -> bytes:
-        """The token's own bytes, special tokens included by their text."""
-
-    def decoder(self) -> StreamDecoder: ...
-
-
 class Target(Part, Protocol):
     """A language model. Attributes below are known after `open()`."""
 
@@ -110,6 +83,20 @@ class Target(Part, Protocol):
 
     def head(self, hidden_BWD: Any) -> Any:
         """logits_BWV, soft-cap included. Lazy."""
+
+    # Below: what drafters look at. Only targets whose `can` says "taps" have it.
+
+    layer_count: int  # decoder layers, those that keep no state of their own included
+    hidden_size: int
+    model_config: Mapping[str, Any]  # the checkpoint's config.json as it stands there
+    home: Any  # Path of the checkpoint's folder; None where there is none
+
+    def tapped(self, tokens_BW: Any, caches: Seq[Any], taps: Seq[int]) -> tuple[Any, Any]:
+        """hidden_BWD, and the outputs of the layers `taps` side by side in that order,
+        (B, W, hidden_size * len(taps)). Lazy."""
+
+    def embed(self, tokens_BW: Any) -> Any:
+        """Embeddings (B, W, hidden_size) as the first layer gets them, multiplier included. Lazy."""
 
     def prefill_chunk(self, prompt_len: int) -> int | None:
         """Preferred chunk in tokens for a prompt of this length; None: the stage decides."""
@@ -189,6 +176,12 @@ class Rows(Protocol):
         """An owned, evaluated, compact state of the row's first len(tokens) tokens, whose segments
         begin at `start` (the tier already holds the rest)."""
 
+    def donor(self, layer: int) -> tuple[Any, Any, Seq[int]] | None:
+        """For drafters that attend to the target's own keys: keys and values (B, H, T, D) of an
+        attention layer in temporal order, spelled out, and the position of each row's first slot;
+        None before the first token. Lazy; use it up before the next round. Only where the policy
+        can "donor"."""
+
     def nbytes(self) -> int: ...
     def check_integrity(self) -> None:
         """Recount everything; AssertionError with the numbers."""
@@ -214,14 +207,16 @@ class KVPolicy(Part, Protocol):
 class DraftRows(Protocol):
     """The drafter's own state of every row of the batch, in the same order.
 
-    Between rounds each row has processed exactly the tokens the target's row holds.
+    Between rounds each row has processed exactly the tokens the target's row holds. `hidden` is what
+    the drafter's taps saw in the target's pass, (B, W, hidden_size * taps), or None without taps: row
+    b's first columns belong to the tokens it is given here, columns beyond are padding or rejected.
     """
 
     @property
     def size(self) -> int: ...
 
     def prefill(self, tokens: Seq[Seq[int]], hidden: Any = None) -> None:
-        """The target's rows took these prompt tokens; `hidden` as the drafter's taps want it."""
+        """The target's rows took these prompt tokens."""
 
     def draft(self, pending: Seq[int], depths: Seq[int], samplers: Seq[Any]) -> list[list[int]]:
         """0..depths[b] proposed ids a row to follow `pending[b]`; a `Proposal` where more is known of
@@ -255,9 +250,10 @@ class Drafter(Part, Protocol):
 
     prefill: str
     namespace: str
-    taps: Seq[int]  # layers whose outputs it wants to see; empty: none
+    taps: Seq[int]  # layers whose outputs it wants to see (or AFTER_NORM, EMBEDDING), after `open`
 
-    def rows(self, target: Target, max_width: int) -> DraftRows: ...
+    def rows(self, target: Target, max_width: int) -> DraftRows:
+        """Empty rows. If they have a method `watch`, it is given the target's rows of their batch."""
 
 
 class Depth(Part, Protocol):
@@ -284,6 +280,15 @@ class RowSampler(Protocol):
 
     def draw(self, logits_V: Any, position: int) -> tuple[int, TokenLogprob | None]:
         """The target's own token at absolute `position`; changes nothing. logits_V is a host array."""
+
+    def law(self, logits_V: Any) -> Any:
+        """Probabilities_V (host, float64) by which `draw` draws, the filtered ones 0."""
+
+    def coin(self, position: int, turn: int) -> float:
+        """A number in (0, 1): a function of seed, position and turn, independent of `draw`'s noise."""
+
+    def logprob(self, logits_V: Any, token_id: int) -> TokenLogprob | None:
+        """What `draw` would say of this token."""
 
     def push(self, token_id: int) -> None:
         """This token was emitted; penalties see it from now on."""

@@ -37,8 +37,8 @@ class Proposal(list[int]):
 
     `confidence[i]` is the drafter's own probability of its best token at i, given the ids before it;
     it must not depend on which id was drawn there, so that cutting by it keeps every rule exact.
-    `scores[i]` are the logits_V (host) from which id i was drawn by the row's own sampler; empty: the
-    ids were not drawn but chosen, so that rule `residual` takes each for certain.
+    `scores[i]` are the logits_V (host) from which id i was drawn by the row's own sampler; None, or no
+    scores at all: it was not drawn but chosen, so that rule `residual` takes it for certain.
     """
 
     def __init__(
@@ -124,9 +124,11 @@ class Batch:
     rows: Rows
     draft_rows: DraftRows
     round: Round | None = None
-    ahead: tuple[Round, Any] | None = None  # the next plain round and its scores, not launched
+    ahead: tuple[Round, Any, Any] | None = (
+        None  # the next plain round, scores and taps, not launched
+    )
     allowance: int | None = None  # prompt tokens this step may take over all rows; None: no bound
-    draft_hidden: Any = None  # what the target showed the drafter this round
+    draft_hidden: Any = None  # what the drafter's taps saw this round; None without taps
     clock: dict[str, float] = field(default_factory=dict)  # seconds by stage, of this batch
 
     def drop_ahead(self) -> None:

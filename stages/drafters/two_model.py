@@ -118,8 +118,11 @@ class ModelRows:
         best = int(scores_V.argmax())
         weights = np.exp(scores_V - scores_V[best])
         found.confidence.append(float(1.0 / weights.sum(dtype=np.float64)))
-        if sampler is None or sampler.greedy:
-            found.append(best)
+        if sampler is None or sampler.greedy or (found and not sampler.matcher.free):
+            found.append(
+                best
+            )  # the matcher stands before the first draft: it cannot mask later ones
+            found.scores.append(None)
         else:
             found.append(sampler.draw(scores_V, position)[0])
             found.scores.append(scores_V)
@@ -233,7 +236,7 @@ class TwoModel:
     no row layout. Vocabulary sizes may differ. Its weights are billed as the second model's.
     """
 
-    can = frozenset({"refill", "external", "confidence"})
+    can = frozenset({"refill", "external", "grade"})
     prefill = "tail"
     taps: tuple[int, ...] = ()
     needs = {"draft_model": frozenset({"score"})}

@@ -24,7 +24,7 @@ class Affine:
     `group_size` numbers of a head share a scale and a bias; it must divide the model's head sizes.
     """
 
-    can = frozenset({"rewind", "batch", "snapshot", "speculate"})
+    can = frozenset({"rewind", "batch", "snapshot", "speculate", "donor"})
 
     def __init__(self, *, bits: int = 8, group_size: int = 64):
         self.bits, self.group_size = bits, group_size

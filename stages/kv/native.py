@@ -15,7 +15,7 @@ from stages.rows.rows import LayeredRows
 class Native:
     """Stores every layer kind in the model's own dtype."""
 
-    can = frozenset({"rewind", "batch", "snapshot", "speculate"})
+    can = frozenset({"rewind", "batch", "snapshot", "speculate", "donor"})
     identity: Mapping[str, Any] = {"kv": "native"}
 
     def open(self) -> None:

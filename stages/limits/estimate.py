@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pipeline.types import Depth, Drafter, KVPolicy, LayerSpec, Target
+from stages.rows.frame import capacity
+from stages.rows.recurrent import slots
+from stages.rows.state import is_exact
 
-STEP = 256  # tokens that rows' buffers grow by
 SLACK = (
     1024  # tokens a sliding layer may hold beyond its window: a chunk, and what it drops at once
 )
+STATES = 3  # of a recurrent layer: held, that of the round's start, and that of a round ahead
 
 
 class Estimate:
-    """Bills weights and rows from the policy's own bytes a token.
+    """Bills weights and rows from the policy's own bytes a token, window by window.
 
     Rows of one batch share buffers, so every row is billed the longest one's length, rounded up to
     what buffers grow by. More than one row is billed twice: while a row joins, the buffers it joins
-    exist beside those it came from. Nothing of a pass's intermediate values is in here.
+    exist beside those it came from. A policy with `block_tokens` has neither: its rows are billed
+    their own blocks, shared ones by everybody who shares them. Nothing of a pass's intermediate
+    values is in here.
     """
 
     def __init__(
@@ -27,25 +33,32 @@ class Estimate:
     ) -> None:
         self.target, self.kv, self.depth = target, kv, depth
         self.drafter, self.draft_model = drafter, draft_model
+        self.block = int(getattr(kv, "block_tokens", 0))
 
     @property
     def weights(self) -> int:
         """Bytes of the model's and the drafter's weights. Known once they are open."""
+        return self.target.weight_bytes + self.drafter_weights
+
+    @property
+    def drafter_weights(self) -> int:
         own: int = getattr(self.drafter, "weight_bytes", 0)
-        return self.target.weight_bytes + self.draft_model.weight_bytes + own
+        return self.draft_model.weight_bytes + own
 
     def row(self, tokens: int) -> int:
-        """Bytes of one row that holds `tokens` tokens, windows capped."""
-        whole = -(-tokens // STEP) * STEP
+        """Bytes of one row that holds `tokens` tokens, windows capped, the drafter's included."""
+        whole = -(-tokens // self.block) * self.block if self.block else capacity(tokens)
         width = self.depth.max + 1
-        sizes = [(_elements(spec), min(whole, _held(spec, width))) for spec in self.target.specs]
-        total = sum(elements for elements, _ in sizes) or 1
-        share = sum(elements * held for elements, held in sizes) / total
-        drafting = float(getattr(self.drafter, "bytes_per_token", 0.0)) * whole
-        return math.ceil(self.kv.bytes_per_token(self.target) * share + drafting)
+        held = float(getattr(self.drafter, "bytes_per_token", 0.0)) * whole
+        for window in {spec.window for spec in self.target.specs}:
+            most = window + width + SLACK if window else math.inf
+            held += self._token_bytes(window) * min(whole, most)
+        return math.ceil(held + sum(_fixed(spec, width) for spec in self.target.specs))
 
     def rows(self, lengths: Seq[int]) -> int:
         """Bytes of rows of these lengths in one batch, at the worst moment."""
+        if self.block:
+            return sum(map(self.row, lengths))
         copies = 2 if len(lengths) > 1 else 1
         return copies * len(lengths) * self.row(max(lengths, default=0))
 
@@ -57,17 +70,44 @@ class Estimate:
         """The bill of such rows and parked states by name, for people."""
         return {
             "weights_bytes": self.weights,
+            "drafter_weights_bytes": self.drafter_weights,
             "rows_bytes": self.rows(lengths),
             "parked_bytes": self.parked(kept),
         }
 
+    def _token_bytes(self, window: int) -> float:
+        """Bytes a token takes in the layers with this window: what the policy asks for a model in which
+        the others have no heads."""
+        specs = tuple(
+            spec if spec.window == window or is_exact(spec) else _headless(spec)
+            for spec in self.target.specs
+        )
+        view: Any = _View(self.target, specs)
+        return self.kv.bytes_per_token(view)
 
-def _held(spec: LayerSpec, width: int) -> float:
-    """Most tokens a layer of this kind ever holds."""
-    return spec.window + width + SLACK if spec.kind == "sliding" else math.inf
+
+@dataclass(frozen=True, eq=False)
+class _View:
+    """A target that says other specs."""
+
+    target: Target
+    specs: tuple[LayerSpec, ...]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.target, name)
 
 
-def _elements(spec: LayerSpec) -> int:
-    """A layer's share in a token's bytes: heads x size where its signature says them."""
-    shape = re.search(r"(\d+)x(\d+)", spec.signature)
-    return int(shape[1]) * int(shape[2]) if shape else 1
+def _headless(spec: LayerSpec) -> LayerSpec:
+    dtype = spec.signature.rpartition(":")[2] or "float32"
+    return replace(spec, signature=f"{spec.kind}:0x0:{dtype}")
+
+
+def _fixed(spec: LayerSpec, width: int) -> int:
+    """Bytes a row takes in a layer whose state does not grow with its tokens; 0 for others."""
+    if spec.kind == "recurrent":
+        return STATES * sum(math.prod(shape) * dtype.size for shape, dtype in slots(spec))
+    if spec.kind != "sinks":
+        return 0
+    heads, size = map(int, spec.signature.split(":")[1].split("+")[0].split("x"))
+    item = 4 if spec.signature.endswith("float32") else 2
+    return 2 * heads * size * item * (spec.keep + spec.window + width + SLACK)

@@ -72,6 +72,8 @@ class Local(MLXTarget):
             context_len=_context_len(folder, config, self.context),
             eos_ids=eos | _ids(config.get("eos_token_id")) | _ids(generation.get("eos_token_id")),
             generation=sampling(generation),
+            config=config,
+            home=folder,
             notes=[*notes, f"Chat template: {origin}."],
         )
 

@@ -8,7 +8,8 @@ from typing import Any
 from pipeline.errors import at_least, nearest
 from pipeline.identity import digest
 from pipeline.types import Device
-from stages.models.loading.families import COMMON, FAMILIES, Family
+from stages.models.loading.families import COMMON, FAMILIES
+from stages.models.loading.more_families import MORE
 from stages.models.loading.paths import expand
 from stages.models.local import Local
 
@@ -33,13 +34,17 @@ class Tiny(Local):
         cache_dir: str | None = None,
         bits: int | None = None,
     ):
-        if family not in FAMILIES:
-            known = f"{nearest(family, FAMILIES)} Families: {', '.join(FAMILIES)}."
-            raise ValueError(f"family: no family named '{family}'. {known.strip()}")
-        if window is not None and not FAMILIES[family].window:
+        known = {**MORE, **FAMILIES}
+        if family not in known:
+            names = f"{nearest(family, known)} Families: {', '.join(sorted(known))}."
+            raise ValueError(f"family: no family named '{family}'. {names.strip()}")
+        config = known[family]
+        if window is not None and not config.window:
             raise ValueError(f"window: family {family} has no sliding window. Leave it out.")
+        if layers is not None and family in MORE:
+            raise ValueError(f"layers: family {family} has a fixed number of layers. Leave it out.")
         at_least("window", window, 1)
-        at_least("layers", layers, FAMILIES[family].min_layers)
+        at_least("layers", layers, config.min_layers)
         at_least("seed", seed, 0)
         at_least("head_size", head_size, 1)
         super().__init__(
@@ -51,13 +56,14 @@ class Tiny(Local):
             cache_dir=cache_dir,
             bits=bits,
         )
-        self.family, self.layers, self.window, self.seed = family, layers, window, seed
+        self.family, self.config = family, config
+        self.layers, self.window, self.seed = layers, window, seed
         self.folder, self.head_size = folder, head_size
 
     def locate(self) -> Path:
         from stages.models.loading.checkpoint import VERSION, write
 
-        family, config = self._config()
+        family, config = self.config, self._settings()
         key = digest({"config": config, "seed": self.seed, "version": VERSION})
         home = expand(self.folder) if self.folder else self.memory / "tiny"
         place = home / f"{self.family}-{key[:12]}"
@@ -65,8 +71,8 @@ class Tiny(Local):
             write(place, family.module, config, self.seed, family.nested)
         return place
 
-    def _config(self) -> tuple[Family, dict[str, Any]]:
-        family = FAMILIES[self.family]
+    def _settings(self) -> dict[str, Any]:
+        family = self.config
         config = {**COMMON, **family.config, "model_type": family.module}
         if self.layers is not None:
             config["num_hidden_layers"] = self.layers
@@ -78,4 +84,4 @@ class Tiny(Local):
         if self.head_size is not None:
             wider = {"global_head_dim": 2 * self.head_size} if "global_head_dim" in config else {}
             config |= {"head_dim": self.head_size, **wider}
-        return family, config
+        return config

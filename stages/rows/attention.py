@@ -48,6 +48,10 @@ class AttentionLayout:
         self, width: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
         """The mask of this forward: None or "causal" where they say the same as the full mask."""
+        if self.window and window_size not in (None, self.window):
+            raise ValueError(
+                f"asks for a window of {window_size} of a layer that keeps {self.window}"
+            )
         low, stop = self._span()
         window = self.window or window_size or 0
         return self._frame.least_mask(tuple(self.starts), low, stop, window, return_array)
@@ -140,6 +144,19 @@ class AttentionLayout:
             return {}
         span = slice(first - self.starts[row], stop - self.starts[row])
         return {n: b[row, :, span] for n, b in zip(self.names, self.buffers, strict=True)}
+
+    def donor(self, lengths: Seq[int]) -> tuple[mx.array, mx.array, list[int]] | None:
+        """Keys and values (B, H, T, D) of what the rows hold, and each row's first position; None
+        before the first token. A round built ahead is not in it, nor is it computed for it."""
+        buffers, starts = self._saved[0] if self._saved else (self.buffers, self.starts)
+        if buffers is None:
+            return None
+        stop = max(n - start for n, start in zip(lengths, starts, strict=True))
+        return (*self.spelled(tuple(buffer[:, :, :stop] for buffer in buffers)), starts)
+
+    def spelled(self, stored: Buffers) -> tuple[mx.array, mx.array]:
+        """Keys and values as the model made them."""
+        return stored[0], stored[1]
 
     def arrays(self) -> list[mx.array]:
         return list(self.buffers or ())

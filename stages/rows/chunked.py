@@ -14,7 +14,7 @@ from stages.rows.attention import AttentionLayout
 
 
 class ChunkedLayout(AttentionLayout):
-    """Wants a model that asks for its masks (`stages.models.loading.llama4`)."""
+    """Wants a model that asks for its masks (`stages.models.loading.fronts`)."""
 
     def make_mask(
         self, width: int, return_array: bool = False, window_size: int | None = None

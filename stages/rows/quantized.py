@@ -41,6 +41,9 @@ class QuantizedLayout(AttentionLayout):
     def fetched(self, stored: Buffers) -> tuple[Fetched, Packed]:
         return Fetched(stored[:3], self.attend), stored[3:]
 
+    def spelled(self, stored: Buffers) -> tuple[mx.array, mx.array]:
+        return self.keys.spell_out(stored[:3]), self.values.spell_out(stored[3:])
+
     def attend(
         self,
         plain: Callable[..., mx.array],

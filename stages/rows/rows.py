@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 import numpy as np
 
+from pipeline.errors import OpenError
 from pipeline.types import Change, LayerSlice, LayerSpec, Round, Segment, State
 from stages.rows.frame import Frame, capacity
 from stages.rows.state import is_exact, layer_range, materialize
@@ -176,6 +177,13 @@ class LayeredRows:
             (Segment(start, stop, tuple(layers)),),
             {stop: payloads} if payloads else {},
         )
+
+    def donor(self, layer: int) -> tuple[mx.array, mx.array, Seq[int]] | None:
+        show = getattr(self.layouts[layer], "donor", None)
+        if show is None:
+            raise OpenError("kv: this policy cannot show a drafter the keys of its layers.")
+        donated: tuple[mx.array, mx.array, Seq[int]] | None = show(self.lengths)
+        return donated
 
     # --- books
 

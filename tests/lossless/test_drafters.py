@@ -1,4 +1,5 @@
 """Every drafter on disk keeps the promise, on layers of every kind; what it saved comes back as it was.
+Those that come with a checkpoint of their own are in test_neural.py.
 
 A drafter that needs more than its name says so in `NEEDS`. In CI pairs of choices, with MATRIX=all
 (`make matrix`) every combination.
@@ -11,6 +12,7 @@ from itertools import product
 
 import pytest
 from support import prompt_ids, serving, together
+from tiny_drafters import KINDS
 
 from pipeline.catalog import Catalog, package_folder
 from pipeline.types import NEUTRAL, Sampling
@@ -21,7 +23,11 @@ NEEDS: dict[str, tuple[str, ...]] = {  # {family}: the target's
 }
 FAMILIES = {"dense": "llama", "sliding": "gemma3", "hybrid": "qwen3_5", "latent": "deepseek_v3"}
 SAMPLING = {"greedy": {}, "sampled": {"temperature": 0.8, "seed": 7}}
-DRAFTERS = [n for n in Catalog(package_folder("conf")).options("drafter") if n != "none"]
+DRAFTERS = [
+    name
+    for name in Catalog(package_folder("conf")).options("drafter")
+    if name != "none" and name not in KINDS  # a checkpoint fits one target: test_neural.py
+]
 LENGTH, DEPTH = 24, 3
 PERIOD = prompt_ids(7)
 PROMPTS = [(PERIOD * 9)[:n] + prompt_ids(2, seed=n) for n in (4, 17, 30, 41)]  # something to copy

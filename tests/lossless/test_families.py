@@ -6,9 +6,12 @@ learned sinks (gpt_oss), keys shared between layers (gemma4), composites (falcon
 
 from __future__ import annotations
 
+import re
+
 import mlx.core as mx
 import pytest
 from support import ORACLE, prompt_ids, serving, together
+from sweep_models import verdict
 
 from stages.models.loading.families import FAMILIES
 
@@ -99,3 +102,29 @@ def test_warm_equals_cold(family, engine):
             chat = chat + result["token_ids"] + prompt_ids(5, seed=turn)
         warm.pipeline.parts["tier"][0].check_integrity()
     assert reused >= 39 + 63 + 92
+
+
+SWEPT = [
+    "cohere2", "exaone4", "gemma2", "granitemoehybrid", "jamba", "lfm2", "mimo_v2_flash", "ministral3",
+    "olmo3", "phi3", "plamo2", "qwen2", "qwen3_moe", "rwkv7",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", SWEPT)
+def test_other_families_give_mlx_lms_own_tokens_in_ragged_rows(family, tmp_path):
+    """The others are in docs/models.md: `python tests/sweep_models.py` runs them all."""
+    found = verdict(family, str(tmp_path))
+    assert (found.outcome, found.note) == ("runs", "")
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        ("deepseek_v41", r"LayerCache in layers \[0, 1\].*add a layout"),
+        ("plamo3", "asks for a window of 13 of a layer that keeps 12"),
+        ("gpt_bigcode", "does not run on rows of unequal length.*Choose another model"),
+    ],
+)
+def test_what_cannot_run_is_refused_when_it_opens(family, said, tmp_path):
+    found = verdict(family, str(tmp_path))
+    assert found.outcome == "refused" and re.search(said, found.note)

@@ -99,7 +99,9 @@ def _weights(module: str, config: Mapping[str, Any], seed: int) -> dict[str, mx.
     weights = {}
     for name, array in sorted(tree_flatten(model.parameters())):
         weights[name] = mx.array(_random(random, name, array))
-    name = next(name for name in weights if name.endswith("lm_head.weight"))
+    name = next((name for name in weights if name.endswith("lm_head.weight")), None)
+    if name is None:  # tied to the embedding: special tokens may come, and repetition is likelier
+        return weights
     head = np.array(weights[name])
     head[:32] *= 0.5
     head[127:256] *= 0.5

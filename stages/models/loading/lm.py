@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -13,14 +14,15 @@ from pipeline.identity import digest
 from pipeline.types import Device, LayerSpec, Sampling, Tokenizer
 from stages.models.loading.cpu_math import quicken
 from stages.models.loading.fingerprint import user_folder
+from stages.models.loading.fronts import make_ragged
 from stages.models.loading.layers import layer_specs
-from stages.models.loading.llama4 import make_ragged
 from stages.models.loading.mixers import make_replayable
 from stages.models.loading.precision import lay_out
 from stages.models.loading.ragged import prove_ragged
 from stages.models.loading.rounding import BITS, squeeze
 from stages.models.loading.routing import CODED, route, watch
 from stages.models.loading.split import SplitModel
+from stages.models.loading.taps import TappedModel
 
 
 @dataclass
@@ -33,6 +35,8 @@ class Loaded:
     context_len: int
     eos_ids: frozenset[int]
     generation: Sampling = field(default_factory=Sampling)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    home: Path | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -40,7 +44,7 @@ class MLXTarget:
     """A `Target` whose `load` gives an mlx-lm model. Attributes are those of the protocol;
     `notes` are sentences about what was done to the weights and which template is in use."""
 
-    can = frozenset({"score"})
+    can = frozenset({"score", "taps"})
     name = ""
     tokenizer: Tokenizer
     artifact: str
@@ -51,6 +55,10 @@ class MLXTarget:
     specs: tuple[LayerSpec, ...]
     dtype: str
     weight_bytes: int
+    layer_count: int
+    hidden_size: int
+    model_config: Mapping[str, Any]
+    home: Path | None
 
     def __init__(
         self, device: Device, *, context: int | None, cache_dir: str | None, bits: int | None = None
@@ -62,6 +70,7 @@ class MLXTarget:
         self.calls = 0
         self.notes: list[str] = []
         self._split: SplitModel | None = None
+        self._taps: TappedModel | None = None
 
     def load(self) -> Loaded:
         """Read the checkpoint; OpenError saying what to install or change."""
@@ -74,6 +83,7 @@ class MLXTarget:
             self.artifact = digest({"artifact": loaded.artifact, "bits": self.bits})
             loaded.notes += squeeze(loaded.model, self.bits, self.device)
         self.eos_ids, self.generation = loaded.eos_ids, loaded.generation
+        self.model_config, self.home = loaded.config, loaded.home
         self.notes = [*loaded.notes, *lay_out(loaded.model, self.device)]
         self.notes += quicken(loaded.model, self.device)
         self.context_len = self._context(loaded.context_len)
@@ -81,7 +91,7 @@ class MLXTarget:
         self.calls = 0
 
     def close(self) -> None:
-        self._split = None
+        self._split = self._taps = None
         mx.clear_cache()
 
     def hidden(self, tokens_BW: Any, caches: Sequence[Any]) -> Any:
@@ -91,6 +101,14 @@ class MLXTarget:
     def head(self, hidden_BWD: Any) -> Any:
         assert self._split is not None, f"{self.name} is not open"
         return self._split.head(hidden_BWD)
+
+    def tapped(self, tokens_BW: Any, caches: Sequence[Any], taps: Sequence[int]) -> tuple[Any, Any]:
+        assert self._taps is not None, f"{self.name} is not open"
+        return self._taps.hidden(tokens_BW, caches, taps)
+
+    def embed(self, tokens_BW: Any) -> Any:
+        assert self._taps is not None, f"{self.name} is not open"
+        return self._taps.embed(tokens_BW)
 
     def prefill_chunk(self, prompt_len: int) -> int | None:
         return None
@@ -125,7 +143,9 @@ class MLXTarget:
         parameters = [array for _, array in tree_flatten(model.parameters())]
         self.weight_bytes = sum(array.nbytes for array in parameters)
         self.dtype = self.specs[0].signature.rsplit(":", 1)[-1] if self.specs else "float32"
-        self._split = split
+        self._split, self._taps = split, TappedModel(split)
+        self.layer_count = len(self._taps.layers)
+        self.hidden_size = split.hidden(mx.zeros((1, 1), mx.int32), None).shape[-1]
 
 
 def sampling(config: Mapping[str, Any]) -> Sampling:

@@ -46,12 +46,14 @@ class Call:
 
     def alone(self, row: int, width: int, cache: Any) -> None:
         """The first `width` inputs of one row. A mixer's first array is what it mixes, (B, W, D);
-        others of that size go with it."""
+        others of that size go with it, and those of one number a row."""
         size = next(a.shape[:2] for a in self.given.values() if _by_token(a))
-        cut = {
-            name: a[row : row + 1, :width] if _by_token(a) and a.shape[:2] == size else a
-            for name, a in self.given.items()
-        }
+        cut = dict(self.given)
+        for name, a in self.given.items():
+            if _by_token(a) and a.shape[:2] == size:
+                cut[name] = a[row : row + 1, :width]
+            elif isinstance(a, mx.array) and a.shape == size[:1]:
+                cut[name] = a[row : row + 1]
         self._run(cut | {"mask": None}, cache)
 
     def _run(self, given: dict[str, Any], cache: Any) -> None:

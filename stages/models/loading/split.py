@@ -70,7 +70,7 @@ class SplitModel:
             hidden = self.hidden(token, caches)
             split = self.head(hidden)
             whole = self.model(token, cache=reference)
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
             raise OpenError(f"{name} cannot be cut before its head: {error}") from error
         if split is hidden:
             raise OpenError(f"{name} computes scores among its layers; it cannot be served.")

@@ -1,8 +1,8 @@
-"""Llama 4 on rows of unequal length.
+"""Families of mlx-lm whose code takes one position or one mask for all rows: what runs in front of it.
 
-mlx-lm's code computes one chunk mask and one attention temperature for all rows, from one position.
-These subclasses ask each layer's cache for its mask and take the position by row; the arithmetic is
-the model's own. Classes are replaced as in `mixers`: same names, same module tree, same weights.
+These subclasses ask each layer's cache for its mask, take the position by row, or give a mask the
+shape of the scores; the arithmetic is the model's own. Classes are replaced as in `mixers`: same
+names, same module tree, same weights.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import mlx.nn as nn
 
 from stages.models.loading.split import SplitModel
 
-MODULE = "mlx_lm.models.llama4"
+LLAMA4, GEMMA2 = "mlx_lm.models.llama4", "mlx_lm.models.gemma2"
 
 
-class _Trunk:
-    """In front of `LlamaModel`, for caches that make masks."""
+class _ChunkedTrunk:
+    """In front of llama4's `LlamaModel`, for caches that make masks."""
 
     def __call__(self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
         if cache is None or not hasattr(cache[0], "make_mask"):
@@ -30,9 +30,8 @@ class _Trunk:
         return self.norm(h)
 
 
-class _Attention:
-    """In front of `Attention` of a layer without rotary positions, whose queries grow with their
-    position instead."""
+class _GrowingAttention:
+    """In front of llama4's `Attention` without rotary positions: its queries grow with theirs."""
 
     def __call__(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         offset = getattr(cache, "offset", 0)
@@ -51,20 +50,32 @@ class _Attention:
             position_BW = offset[:, None] + mx.arange(1, W + 1)
             grown = mx.log(mx.floor(position_BW / self.floor_scale) + 1.0) * self.attn_scale + 1.0
             q = (q * grown[:, None, :, None]).astype(q.dtype)
-        attend = sys.modules[MODULE].scaled_dot_product_attention
+        attend = sys.modules[LLAMA4].scaled_dot_product_attention
         k, v = cache.update_and_fetch(k, v)
         out = attend(q, k, v, cache=cache, scale=self.scale, mask=mask)
         return self.o_proj(out.transpose(0, 2, 1, 3).reshape(B, W, -1))
 
 
+class _GroupedMask:
+    """In front of gemma2's `Attention`, whose scores are (B, heads, repeats, W, T)."""
+
+    def __call__(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        if isinstance(mask, mx.array) and mask.ndim == 4 and self.repeats > 1:
+            mask = mask[:, :, None]
+        return super().__call__(x, mask, cache)  # type: ignore[misc]
+
+
 def make_ragged(split: SplitModel) -> None:
-    """Let a Llama 4 take rows of unequal length; other models are left alone."""
-    if type(split.trunk).__module__ != MODULE:
-        return
-    _put_in_front(_Trunk, split.trunk)
-    for layer in split.trunk.layers:
-        if not layer.self_attn.use_rope:
-            _put_in_front(_Attention, layer.self_attn)
+    """Let these families take rows of unequal length; others are left alone."""
+    module = type(split.trunk).__module__
+    if module == LLAMA4:
+        _put_in_front(_ChunkedTrunk, split.trunk)
+        for layer in split.trunk.layers:
+            if not layer.self_attn.use_rope:
+                _put_in_front(_GrowingAttention, layer.self_attn)
+    if module == GEMMA2:
+        for layer in split.trunk.layers:
+            _put_in_front(_GroupedMask, layer.self_attn)
 
 
 def _put_in_front(front: type, module: nn.Module) -> None:
