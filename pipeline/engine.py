@@ -180,6 +180,8 @@ class Engine:
             "vocab_size": model.vocab_size,
             "eos_ids": sorted(model.eos_ids),
             "max_open": limits.max_rows + limits.max_queue,  # requests
+            "priorities": "priority" in self.pipeline.parts["scheduler"].can
+            or "park" in limits.can,
             "dtype": model.dtype,
             "weight_bytes": model.weight_bytes,
             "template": model.tokenizer.template is not None,

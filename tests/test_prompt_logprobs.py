@@ -65,6 +65,13 @@ def same(one, other):
         assert [t for t, _ in mine["top"]] == [t for t, _ in theirs["top"]]
 
 
+def test_few_positions_have_their_scores_at_one_time(engine, monkeypatch):
+    model, own, widths = engine.pipeline.parts["model"], engine.pipeline.parts["model"].head, []
+    monkeypatch.setattr(model, "head", lambda h: (widths.append(h.shape[1]), own(h))[1])
+    ask(engine, max_tokens=0)
+    assert sum(widths) == len(PROMPT) - 1 and max(widths) <= 32
+
+
 def test_reuse_is_skipped_and_goes_on_for_others(engine):
     engine.generate(PROMPT, max_tokens=2, ignore_eos=True)
     scored = ask(engine, max_tokens=2)

@@ -34,6 +34,7 @@ class Bounds:
     max_choices: int
     max_open: int  # requests that run and wait: more choices would be refused for ever
     client: str  # who asks, if the body does not say
+    priorities: bool  # whether a request's priority changes anything
 
 
 def chat(value: Mapping[str, Any], bounds: Bounds) -> Asked:
@@ -117,7 +118,12 @@ def _asked(body: Common, prompts: list[Request], bounds: Bounds, ignored: Iterab
         n=n,
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        ignored=(*check_neutral(body.model_extra or {}), *ignored, *_odd_options(body)),
+        ignored=(
+            *check_neutral(body.model_extra or {}),
+            *ignored,
+            *_odd_options(body),
+            *(["priority"] if body.priority and not bounds.priorities else []),
+        ),
     )
 
 

@@ -59,7 +59,8 @@ class Completions:
     def _bounds(self, request: Request) -> Bounds:
         client = request.client.host if request.client else ""
         info = self.engine.target_info
-        return Bounds(info["vocab_size"], self.settings.max_choices, info["max_open"], client)
+        most = self.settings.max_choices
+        return Bounds(info["vocab_size"], most, info["max_open"], client, info["priorities"])
 
     def _stream(self, answer: Answer, scribe: Scribe) -> Response:
         return EventStream(answer, scribe, _headers(answer.asked), self.settings.keepalive_s)

@@ -11,7 +11,8 @@ from pipeline.types.sequence import Sequence
 
 
 class Scheduler(Part, Protocol):
-    """Orders waiting requests and shares out a step. Knows nothing of models."""
+    """Orders waiting requests and shares out a step. Knows nothing of models. If `can` says
+    "priority", `Request.priority` changes the order."""
 
     step_tokens: int | None  # tokens of one step while rows decode, theirs included; None: no bound
 

@@ -28,6 +28,8 @@ class Fair(Fifo):
     out of range.
     """
 
+    can = frozenset({"priority"})
+
     def __init__(
         self,
         *,

@@ -86,6 +86,7 @@ class FakeEngine:
             "vocab_size": 100,
             "eos_ids": [0],
             "max_open": 1000,
+            "priorities": True,
         }
         self.tokenizer = FakeTokenizer()
         self.plan: Plan = greeting

@@ -218,3 +218,26 @@ def test_stats_say_what_the_kv_policy_covers_and_keep_estimate_and_limit_apart(r
     }  # fmt: skip
     assert stats["memory"]["enforced"] == {}
     assert set(stats["memory"]["estimate"]) >= {"weights_bytes", "rows_bytes"}
+
+
+def test_a_priority_that_changes_nothing_is_said_to_be_ignored(client):
+    for priority, said in ((3, '299 headrace "ignored: priority"'), (0, None)):
+        reply = client.chat.completions.with_raw_response.create(
+            **ASK, max_tokens=1, extra_body={"priority": priority}
+        )
+        assert reply.headers.get("warning") == said
+    with pipeline.load("fake", "scheduler=fair") as fair:
+        assert fair.target_info["priorities"]
+
+
+def test_a_prompt_is_scored_whatever_is_saved_of_it(client):
+    prompt = list(range(40, 90))
+    client.completions.create(model="m", prompt=prompt, max_tokens=1)
+    body = {"prompt_logprobs": 2}
+    reply = client.completions.create(model="m", prompt=prompt, max_tokens=0, extra_body=body)
+    first, *rest = reply.choices[0].prompt_logprobs
+    own = [entry[str(token)] for token, entry in zip(prompt[1:], rest, strict=True)]
+    assert first is None and all(entry["rank"] >= 1 for entry in own)
+    usage = reply.usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (50, 0)
+    assert usage.prompt_tokens_details.cached_tokens == 0
