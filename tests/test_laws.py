@@ -18,7 +18,7 @@ from stages.rules.match import Match
 from stages.rules.residual import Residual
 from stages.samplers.standard import Standard
 
-V, TOKENS, SAMPLES = 6, 2, 120
+V, TOKENS, SAMPLES = 6, 2, 150
 DRAW = np.random.default_rng(11)
 TARGET = DRAW.normal(size=(V, V)).astype(np.float32) * 1.2
 DRAFT = (TARGET + DRAW.normal(size=(V, V)) * 1.0).astype(np.float32)
