@@ -362,39 +362,4 @@ class Adapters(Part, Protocol):
     def identity(self, request: Request) -> Mapping[str, Any]: ...
 
 
-class Match(Protocol):
-    """A borrowed state. Materialize it (prepare_append), then `release`."""
-
-    state: State
-    tier: str
-
-    def release(self) -> None: ...
-
-
-class Tier(Part, Protocol):
-    """Keeps saved states by token prefix and namespace. A tier that fails is a miss, never an error."""
-
-    name: str
-
-    def lookup(self, tokens: Seq[int], namespace: str, limit: int) -> Match | None:
-        """The longest usable state for a prefix of `tokens`, at most `limit` long. O(len(tokens))."""
-
-    def covered(self, tokens: Seq[int], namespace: str) -> int:
-        """How many leading tokens are held already, so that `capture` need not copy them."""
-
-    def put(self, state: State) -> bool:
-        """Take ownership. False if it was dropped (over the cap, or its base is gone)."""
-
-    def idle_step(self) -> bool:
-        """Do one bounded piece of background work while nothing runs; True if more is left."""
-
-    def clear(self) -> None: ...
-    def shrink(self, nbytes: int) -> None:
-        """Hold at most `nbytes` of memory from now on, evicting if need be. Only where `can` says
-        "shrink": a tier that holds memory."""
-
-    def stats(self) -> Mapping[str, int | float]: ...
-    def check_integrity(self) -> None: ...
-
-
 Work = Callable[[], Any]

@@ -21,7 +21,8 @@ from pipeline.types.request import (
 )
 
 if TYPE_CHECKING:
-    from pipeline.types.parts import DraftRows, Match, Round, Rows, RowSampler
+    from pipeline.types.keeping import Match
+    from pipeline.types.parts import DraftRows, Round, Rows, RowSampler
 
 
 @dataclass(frozen=True)
