@@ -74,6 +74,7 @@ class Engine:
         self._state = "new"  # new | opening | open | draining | failed | closed
         self._kv: dict[str, Any] = {}  # what the KV policy does to the model; known once it is open
         self._ending: ClosedError | None = None  # set once nothing takes from the inbox any more
+        self._again_s: float | None = None  # when idle work wants to go on without news
         self._opened: Future[None] = Future()
         self._pool = ThreadPoolExecutor(PREPARATION_THREADS, "headrace-prepare")
         self._thread = threading.Thread(target=self._own, name="headrace-owner", daemon=True)
@@ -209,8 +210,13 @@ class Engine:
             "kv": dict(self._kv),
             "memory": dict(parts["limits"].stats(turns.running, turns.waiting.kept)),
             "tiers": {tier.name: dict(tier.stats()) for tier in parts["tier"]},
+            "spill": self._idle_stats(),
             **self.totals.as_dict(),
         }
+
+    def _idle_stats(self) -> dict[str, Any]:
+        told = [stage.stats() for stage in self._idle_stages() if hasattr(stage, "stats")]
+        return {name: value for stats in told for name, value in stats.items()}
 
     def health(self) -> dict[str, Any]:
         alive = self._thread.is_alive() and self._state in ("open", "draining")
@@ -227,6 +233,20 @@ class Engine:
     def when_idle(self, work: Work) -> Future[Any]:
         """Run `work` when nothing is active; never makes a request wait for more than itself."""
         return self.ownership.when_idle(work)
+
+    def flush(self, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Write what is to survive the process, step by step while nothing runs, and tell the truth:
+        `durable` is true only if all of it is written. Blocks; not for the owner's thread."""
+        until = time.monotonic() + timeout_s
+        for stage in self._idle_stages():
+            while step := getattr(stage, "flush_step", None):
+                try:
+                    report = self.when_idle(step).result(max(0.0, until - time.monotonic()))
+                except TimeoutError:
+                    return {"durable": False, "reason": f"not done within {timeout_s} s"}
+                if report is not None:
+                    return dict(report)
+        return {"durable": False, "reason": "the flow has no stage that writes saved states"}
 
     # --- preparation pool
 
@@ -306,15 +326,16 @@ class Engine:
     def _loop(self) -> None:
         more = False  # work that is no request is left
         while self._state in ("open", "draining"):
-            self._receive(block=not (self._turns.busy or more))
+            self._receive(block=not (self._turns.busy or more), timeout_s=self._again_s)
+            self._again_s = None
             self._turns.turn(admit=not self.ownership.holds_admission)
             more = not self._turns.rows_in_use and self._background()
 
-    def _receive(self, *, block: bool) -> None:
+    def _receive(self, *, block: bool, timeout_s: float | None = None) -> None:
         """Take what has arrived; with nothing to do, wait for something."""
         while True:
             try:
-                sequence = self._inbox.get(block=block)
+                sequence = self._inbox.get(block=block, timeout=timeout_s)
             except queue.Empty:
                 return
             block = False
@@ -330,13 +351,22 @@ class Engine:
         return more
 
     def _idle(self) -> None:
+        """One step of each idle stage. One that wants to be called again though nothing has happened
+        says in `again_s` after how many seconds."""
         nobody = Batch([], None, None)  # type: ignore[arg-type]
-        for name in self.pipeline.phases.get("idle", ()):
+        soon = []
+        for stage in self._idle_stages():
             try:
-                self.pipeline.stages[name].run(nobody)
+                stage.run(nobody)
+                soon.append(getattr(stage, "again_s", None))
             except Exception:
                 self.totals.counts["faults"] += 1
-                logging.getLogger(__name__).warning("idle stage %s failed", name, exc_info=True)
+                logging.getLogger(__name__).warning("idle stage %s failed", stage, exc_info=True)
+        self._again_s = min((seconds for seconds in soon if seconds is not None), default=None)
+
+    def _idle_stages(self) -> list[Any]:
+        names = self.pipeline.phases.get("idle", ())
+        return [self.pipeline.stages[name] for name in names]
 
     def _shut(self, ending: ClosedError) -> None:
         """Tell everybody, free everything; no step keeps the next one from running."""

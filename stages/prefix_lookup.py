@@ -6,9 +6,12 @@ import logging
 
 from pipeline.types import Batch, Match, Sequence, Tier
 
+ATTEMPTS = 4  # a tier whose states turn out to be bad is asked again, but not for ever
+
 
 class PrefixLookup:
-    """Asks every tier; the longest usable prefix wins, ties go to the earlier (faster) tier.
+    """The longest usable prefix over all tiers wins, ties go to the earlier (faster) one; only the
+    winner is read.
 
     At least the last token is left to be run. A tier that fails is a miss. Who wants the prompt's own
     log-probabilities has to run all of it.
@@ -21,6 +24,7 @@ class PrefixLookup:
 
     def __init__(self, tier: list[Tier]):
         self.tiers = tier
+        self._told: set[str] = set()
 
     def run(self, batch: Batch) -> None:
         for sequence in batch.sequences:
@@ -31,18 +35,42 @@ class PrefixLookup:
 
     def _look(self, sequence: Sequence) -> None:
         known = sequence.prompt_ids + sequence.output_ids
-        found = [self._ask(tier, known, sequence.namespace) for tier in self.tiers]
-        matches = [match for match in found if match is not None]
-        sequence.match = max(matches, key=lambda m: len(m.state.tokens), default=None)
-        for match in matches:
-            if match is not sequence.match:
-                match.release()
+        sequence.match = self._best(known, sequence.namespace)
         if sequence.match is not None and "suspect" not in sequence.counts:
             sequence.cached_len = len(sequence.match.state.tokens)
+
+    def _best(self, known: list[int], namespace: str) -> Match | None:
+        """Ask the tier that promises most; if it gives less, look whether another has more now."""
+        for _ in range(ATTEMPTS):
+            promised = [self._usable(tier, known, namespace) for tier in self.tiers]
+            if not (most := max(promised, default=0)):
+                break
+            match = self._ask(self.tiers[promised.index(most)], known, namespace)
+            if match is not None and len(match.state.tokens) == most:
+                return match
+            if match is not None:
+                match.release()
+        for tier in self.tiers:
+            if match := self._ask(tier, known, namespace):
+                return match
+        return None
+
+    def _usable(self, tier: Tier, known: list[int], namespace: str) -> int:
+        try:
+            return tier.usable(known, namespace, len(known) - 1)
+        except Exception:
+            self._tell(tier)
+            return 0
 
     def _ask(self, tier: Tier, known: list[int], namespace: str) -> Match | None:
         try:
             return tier.lookup(known, namespace, len(known) - 1)
         except Exception:
-            logging.getLogger(__name__).warning("tier %s failed: a miss", tier.name, exc_info=True)
+            self._tell(tier)
             return None
+
+    def _tell(self, tier: Tier) -> None:
+        """Once a tier: one that is gone fails at every request."""
+        if tier.name not in self._told:
+            self._told.add(tier.name)
+            logging.getLogger(__name__).warning("tier %s failed: a miss", tier.name, exc_info=True)

@@ -112,6 +112,8 @@ def _speed_table(answer: Mapping[str, Any], stats: Mapping[str, Any]) -> Any:
     drafted, accepted, rounds = (counts.get(k, 0) for k in ("drafted", "accepted", "rounds"))
     table = Table("speed and speculation", "", title_justify="left")
     table.add_row("prompt tokens", str(answer.get("prompt_tokens", 0)))
+    cached = (answer.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    table.add_row("of these from saved state", str(cached))
     table.add_row("first token after", f"{answer['ttft'] * 1e3:.0f} ms")
     table.add_row(
         "answer", f"{tokens} tokens, {tokens / max(answer['seconds'], 1e-9):.1f} a second"

@@ -40,6 +40,7 @@ def _routes(answers: Completions, status: Status) -> list[Route]:
         Route("/ready", status.ready),
         Route("/stats", status.stats),
         Route("/metrics", status.prometheus),
+        Route("/admin/cache/flush", status.flush, methods=["POST"]),
     ]
 
 

@@ -15,7 +15,7 @@ class Ticket(Protocol):
 
 
 class ServedEngine(Protocol):
-    """Everything is safe on any thread; all but `drain` and `close` return at once; `stats` and
+    """Everything is safe on any thread; all but `flush`, `drain` and `close` return at once; `stats` and
     `health` give plain data.
 
     `health()["status"]` is "ok" while the engine thread lives; `health()["state"]` is "open" while it
@@ -35,6 +35,10 @@ class ServedEngine(Protocol):
 
     def stats(self) -> Mapping[str, Any]: ...
     def health(self) -> Mapping[str, Any]: ...
+    def flush(self) -> Mapping[str, Any]:
+        """Write saved state to disk; `durable` says whether all of it is there."""
+        ...
+
     def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the open ones; True if all ended in time."""
         ...

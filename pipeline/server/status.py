@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +20,7 @@ from pipeline.server.metrics import Metrics
 
 @dataclass(frozen=True)
 class Status:
-    """Endpoints that only read; none waits for the engine thread."""
+    """Endpoints that read; none but `flush` waits for the engine thread."""
 
     engine: ServedEngine
     metrics: Metrics
@@ -49,7 +51,26 @@ class Status:
     async def prometheus(self, request: Request) -> Response:
         return Response(self.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
+    async def flush(self, request: Request) -> Response:
+        """200 if all saved state is on disk now, else 503; either way with the figures. Only for who is
+        on this machine, since there are no keys yet."""
+        if not _is_local(request):
+            message = "Only from this machine: ask the server's own address 127.0.0.1."
+            raise RequestError(message, code="forbidden", status=403)
+        report = await asyncio.to_thread(self.engine.flush)
+        return JSON(report, 200 if report["durable"] else 503)
+
     def _model(self) -> dict[str, Any]:
         info = self.engine.target_info
         model = {"id": info["name"], "object": "model", "created": self.started}
         return {**model, "owned_by": "headrace", "context_window": info["context_len"]}
+
+
+def _is_local(request: Request) -> bool:
+    """Over a loopback address or a Unix socket, which has no address."""
+    if request.client is None or not request.client.host:
+        return True
+    try:
+        return ipaddress.ip_address(request.client.host).is_loopback
+    except ValueError:
+        return False

@@ -1,5 +1,6 @@
 """The data that flows and the protocols of the parts. The only module stages and engine share."""
 
+from pipeline.types.keeping import Keeper, Match, Tier
 from pipeline.types.parts import (
     AFTER_NORM,
     EMBEDDING,
@@ -11,7 +12,6 @@ from pipeline.types.parts import (
     Drafter,
     DraftRows,
     KVPolicy,
-    Match,
     Matcher,
     Round,
     Rows,
@@ -20,7 +20,6 @@ from pipeline.types.parts import (
     Sampler,
     Stage,
     Target,
-    Tier,
 )
 from pipeline.types.request import (
     NEUTRAL,
@@ -76,6 +75,7 @@ __all__ = [
     "FinishReason",
     "Grammar",
     "KVPolicy",
+    "Keeper",
     "LayerSlice",
     "LayerSpec",
     "Limits",

@@ -219,8 +219,7 @@ class DraftRows(Protocol):
         """The target's rows took these prompt tokens."""
 
     def draft(self, pending: Seq[int], depths: Seq[int], samplers: Seq[Any]) -> list[list[int]]:
-        """0..depths[b] proposed ids a row to follow `pending[b]`; a `Proposal` where more is known of
-        them than the ids. Deterministic."""
+        """0..depths[b] ids a row to follow `pending[b]`; a `Proposal` says more. Deterministic."""
 
     def commit(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
         """The target's rows kept these inputs of the round `draft` was called for: pending and a
@@ -280,6 +279,15 @@ class RowSampler(Protocol):
 
     def draw(self, logits_V: Any, position: int) -> tuple[int, TokenLogprob | None]:
         """The target's own token at absolute `position`; changes nothing. logits_V is a host array."""
+
+    def law(self, logits_V: Any) -> Any:
+        """Probabilities_V (host, float64) by which `draw` draws, the filtered ones 0."""
+
+    def coin(self, position: int, turn: int) -> float:
+        """In (0, 1), a function of seed, position and turn, independent of `draw`'s noise."""
+
+    def logprob(self, logits_V: Any, token_id: int) -> TokenLogprob | None:
+        """What `draw` would say of this token."""
 
     def push(self, token_id: int) -> None:
         """This token was emitted; penalties see it from now on."""
@@ -352,41 +360,6 @@ class Adapters(Part, Protocol):
     """Weight deltas on the target. `identity` of the mounted set goes into the namespace."""
 
     def identity(self, request: Request) -> Mapping[str, Any]: ...
-
-
-class Match(Protocol):
-    """A borrowed state. Materialize it (prepare_append), then `release`."""
-
-    state: State
-    tier: str
-
-    def release(self) -> None: ...
-
-
-class Tier(Part, Protocol):
-    """Keeps saved states by token prefix and namespace. A tier that fails is a miss, never an error."""
-
-    name: str
-
-    def lookup(self, tokens: Seq[int], namespace: str, limit: int) -> Match | None:
-        """The longest usable state for a prefix of `tokens`, at most `limit` long. O(len(tokens))."""
-
-    def covered(self, tokens: Seq[int], namespace: str) -> int:
-        """How many leading tokens are held already, so that `capture` need not copy them."""
-
-    def put(self, state: State) -> bool:
-        """Take ownership. False if it was dropped (over the cap, or its base is gone)."""
-
-    def idle_step(self) -> bool:
-        """Do one bounded piece of background work while nothing runs; True if more is left."""
-
-    def clear(self) -> None: ...
-    def shrink(self, nbytes: int) -> None:
-        """Hold at most `nbytes` of memory from now on, evicting if need be. Only where `can` says
-        "shrink": a tier that holds memory."""
-
-    def stats(self) -> Mapping[str, int | float]: ...
-    def check_integrity(self) -> None: ...
 
 
 Work = Callable[[], Any]

@@ -44,6 +44,11 @@ def pack(tokens: Seq[int]) -> bytes:
     return array("i", tokens).tobytes()
 
 
+def unpack(key: bytes) -> tuple[int, ...]:
+    """A key's token ids."""
+    return tuple(array("i", key))
+
+
 class Node:
     """A run of tokens. `pins` counts the leases (and the insertion at work) that need it."""
 

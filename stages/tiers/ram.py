@@ -8,9 +8,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from pipeline.errors import at_least
-from pipeline.types import State
+from pipeline.types import Keeper, State
 from stages.rows.state import check, cut_range
-from stages.tiers.radix import WORD, Insertion, Node, Tree, check_tree, pack, tree_name
+from stages.tiers.radix import WORD, Insertion, Node, Tree, check_tree, pack, tree_name, unpack
 
 
 class Lease:
@@ -60,7 +60,7 @@ class Ram:
     """
 
     name = "ram"
-    can = frozenset({"shrink"})
+    can = frozenset({"shrink", "watch"})
 
     def __init__(self, *, max_gb: float = 4.0, entry_bytes: int = 2048) -> None:
         if not 0 < max_gb < float("inf"):
@@ -70,12 +70,23 @@ class Ram:
         self._trees: dict[tuple[str, bool], Tree] = {}
         self._order: OrderedDict[Node, Tree] = OrderedDict()
         self._leases: list[Lease] = []
+        self._keeper: Keeper | None = None
         self._count = Counters()
 
     def open(self) -> None: ...
 
     def close(self) -> None:
+        self._keeper = None
         self.clear()
+
+    def watch(self, keeper: Keeper) -> None:
+        """Tell `keeper` of every state that is stored and of every one that goes."""
+        self._keeper = keeper
+
+    def usable(self, tokens: Seq[int], namespace: str, limit: int) -> int:
+        """How many tokens `lookup` would find."""
+        key = pack(tokens[: max(0, limit)])
+        return max((self._usable(tree, key)[0] for tree in self._of(namespace)), default=0)
 
     def lookup(self, tokens: Seq[int], namespace: str, limit: int) -> Lease | None:
         """The longest usable state of at most `limit` of these tokens. O(len(tokens))."""
@@ -115,6 +126,8 @@ class Ram:
             stored = False
         if tree.root.children:
             self._trees[tree.name] = tree
+        if stored and self._keeper is not None:
+            self._keeper.stored(state.namespace, pack(state.tokens))
         return stored or self._drop()
 
     def shrink(self, nbytes: int) -> None:
@@ -160,12 +173,19 @@ class Ram:
         return length, [node for node in path if node.segment.start < length]
 
     def _lend(self, path: list[Node], tokens: tuple[int, ...], namespace: str) -> Lease:
+        lease = Lease(self, self._state(path, tokens, namespace), path)
+        self._leases.append(lease)
+        self._pin(path[-1], 1)
+        self._account()
+        return lease
+
+    def _state(self, path: list[Node], tokens: tuple[int, ...], namespace: str) -> State:
         last, length = path[-1], len(tokens)
         whole = last.segment.stop == length
         segments = [node.segment for node in path]
         if not whole:
             segments[-1] = cut_range(segments[-1:], last.segment.start, length)
-        state = State(
+        return State(
             tokens=tokens,
             namespace=namespace,
             specs=self._order[last].specs,
@@ -174,11 +194,6 @@ class Ram:
             attachments=tuple(last.attachments.values()) if whole else (),
             min_reuse=max(node.min_reuse for node in path),
         )
-        lease = Lease(self, state, path)
-        self._leases.append(lease)
-        self._pin(last, 1)
-        self._account()
-        return lease
 
     def _insert(self, tree: Tree, state: State) -> bool:
         """Make room, then attach; the nodes the state stands on are pinned meanwhile."""
@@ -220,6 +235,7 @@ class Ram:
         return self._count.bytes + self.entry_bytes * len(self._order)
 
     def _evict(self, node: Node) -> None:
+        self._tell(node)
         tree = self._order.pop(node)
         assert node.parent is not None
         del node.parent.children[node.key[:WORD]]
@@ -228,6 +244,16 @@ class Ram:
         self._count.evictions += 1
         if not tree.root.children:
             self._trees.pop(tree.name, None)
+
+    def _tell(self, node: Node) -> None:
+        """Let the keeper take the state that ends here, if it can be used at all."""
+        if self._keeper is None:
+            return
+        path, tree = list(node.chain())[::-1], self._order[node]
+        key = b"".join(each.key for each in path)
+        if tree.usable(path, node.segment.stop) == node.segment.stop:
+            name = tree.name[0]
+            self._keeper.leaving(name, key, lambda: self._state(path, unpack(key), name))
 
     def _touch(self, deepest: Node, tree: Tree) -> None:
         for node in deepest.chain():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +17,37 @@ from hypothesis import strategies as st
 import stages.tiers
 from pipeline.types import Attachment, State, Tier
 from stages.rows.state import check, state_bytes
+from stages.tiers.disk import Disk
 from stages.tiers.ram import Ram
 from tests.truth import FULL, MIXES, assert_true, capture
 
 PLENTY = 1 << 30
-MAKERS: dict[str, Callable[[int], Any]] = {"ram": lambda cap: Ram(max_gb=cap / 1e9, entry_bytes=0)}
+
+
+class Nothing:
+    """Stands for a model and a KV policy, where a tier only asks how large a segment is."""
+
+    def bytes_per_token(self, target: Any) -> float:
+        return 1.0
+
+
+class Passing(Disk):
+    """A disk tier in a folder of its own that goes with it."""
+
+    def __init__(self, cap: int):
+        super().__init__(Nothing(), Nothing(), path=tempfile.mkdtemp(), reserve_gb=0.0,
+                         segment_tokens=8, max_gb=cap / 1e9)  # fmt: skip
+
+    def close(self) -> None:
+        super().close()
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+MAKERS: dict[str, Callable[[int], Any]] = {
+    "ram": lambda cap: Ram(max_gb=cap / 1e9, entry_bytes=0),
+    "disk": Passing,
+}
+MEMORY = pytest.mark.parametrize("make", ["ram"], indirect=True)  # what is exact to the byte
 NOT_OPTIONS = {"__init__", "radix"}
 
 
@@ -130,6 +158,7 @@ def test_a_shorter_capture_fills_the_windows_of_a_longer_one(make):
     assert tier.stats()["tokens"] == 30
 
 
+@MEMORY
 def test_branches_share_their_prefix(make):
     tier, root = make(), list(range(100, 140))
     for branch in range(10):
@@ -162,6 +191,7 @@ def test_a_partial_state_without_its_base_is_dropped(make):
     assert len(found(tier, range(20)).tokens) == 20
 
 
+@MEMORY
 def test_a_broken_state_is_refused_before_anything_changes(make):
     tier = make()
     bad = capture((FULL,), range(20), start=8)
@@ -224,6 +254,7 @@ def test_namespaces_never_mix(pairs):
                 assert found(tier, tokens, namespace).namespace == namespace
 
 
+@MEMORY
 def test_least_recently_used_goes_first(make):
     one = state_bytes(capture((FULL,), [1]))
     tier = make(30 * one)
@@ -241,6 +272,7 @@ def test_least_recently_used_goes_first(make):
     assert tier.stats()["bytes"] == 30 * one
 
 
+@MEMORY
 def test_a_shared_prefix_outlives_its_branches(make):
     one = state_bytes(capture((FULL,), [1]))
     tier = make(30 * one)
@@ -252,6 +284,7 @@ def test_a_shared_prefix_outlives_its_branches(make):
     assert lengths == [10] * 18 + [20, 20]
 
 
+@MEMORY
 def test_a_state_over_the_cap_is_refused_and_evicts_nothing(make):
     one = state_bytes(capture((FULL,), [1]))
     tier = make(20 * one)
@@ -266,6 +299,7 @@ def test_a_state_over_the_cap_is_refused_and_evicts_nothing(make):
     assert found(tier, [1] * 15) is None
 
 
+@MEMORY
 def test_a_borrowed_state_survives_pressure_and_clear(make):
     one = state_bytes(capture((FULL,), [1]))
     tier = make(20 * one)
@@ -286,6 +320,7 @@ def test_a_borrowed_state_survives_pressure_and_clear(make):
     tier.check_integrity()
 
 
+@MEMORY
 def test_a_borrowed_state_survives_a_split(make):
     tier, tokens = make(), list(range(20))
     tier.put(capture(MIXES["windows"], tokens, slack=20))

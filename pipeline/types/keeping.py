@@ -1,0 +1,71 @@
+"""The protocols of those who keep saved states for later requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+from pipeline.types.parts import Part
+from pipeline.types.sequence import State
+
+
+class Match(Protocol):
+    """A borrowed state. Materialize it (prepare_append), then `release`."""
+
+    state: State
+    tier: str
+
+    def release(self) -> None: ...
+
+
+class Keeper(Protocol):
+    """Who wants to know what a tier holds and loses. `key` is packed int32 token ids."""
+
+    def stored(self, namespace: str, key: bytes) -> None:
+        """A state of exactly these tokens is held now."""
+
+    def leaving(self, namespace: str, key: bytes, make: Callable[[], State]) -> None:
+        """It is about to go; `make` gives it, now or never."""
+
+
+class Tier(Part, Protocol):
+    """Keeps saved states by token prefix and namespace. A tier that fails is a miss, never an error.
+
+    `can` may say "shrink" (it holds memory), "watch" (a `Keeper` may take what it loses) and "durable"
+    (what it has written outlives the process). Where a method says "only" it is asked for only there.
+    """
+
+    name: str
+
+    def usable(self, tokens: Seq[int], namespace: str, limit: int) -> int:
+        """How many tokens `lookup` would give, without reading anything. O(len(tokens))."""
+
+    def lookup(self, tokens: Seq[int], namespace: str, limit: int) -> Match | None:
+        """The longest usable state for a prefix of `tokens`, at most `limit` long. O(len(tokens))."""
+
+    def covered(self, tokens: Seq[int], namespace: str) -> int:
+        """How many leading tokens are held already, so that `capture` need not copy them."""
+
+    def put(self, state: State) -> bool:
+        """Take ownership. False if it was dropped (over the cap, or its base is gone)."""
+
+    def idle_step(self) -> bool:
+        """Do one bounded piece of background work while nothing runs; True if more is left."""
+
+    def clear(self) -> None: ...
+    def shrink(self, nbytes: int) -> None:
+        """Hold at most `nbytes` of memory from now on, evicting if need be. Only where `can` says
+        "shrink": a tier that holds memory."""
+
+    def watch(self, keeper: Keeper) -> None:
+        """Tell `keeper` from now on. Only "watch"."""
+
+    def durable(self, tokens: Seq[int], namespace: str) -> bool:
+        """Whether a state of exactly these tokens would be found after a restart. Only "durable"."""
+
+    def wait(self, seconds: float) -> None:
+        """Let what is being written get on with it, at most so long. Only "durable"."""
+
+    def stats(self) -> Mapping[str, int | float]: ...
+    def check_integrity(self) -> None: ...

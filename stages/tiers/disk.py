@@ -1,0 +1,380 @@
+"""Saved states on disk: what was computed once is there after a restart.
+
+A put is queued in memory and readable at once; `idle_step` writes one file at a time on a thread of
+its own. What is asked for and cannot be had, whatever the reason, is a miss.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import OpenError, at_least
+from pipeline.types import KVPolicy, State, Target
+from stages.rows.state import check
+from stages.tiers.radix import WORD, pack
+from stages.tiers.saved import contents
+from stages.tiers.saved import format as form
+from stages.tiers.saved.index import Row
+from stages.tiers.saved.queue import Queue
+from stages.tiers.saved.shelf import File, Run, slot
+from stages.tiers.saved.store import Store, complain, specs_digest
+
+SMALLEST = 1 << 20  # bytes; the index alone takes some
+
+
+@dataclass
+class Counters:
+    """Plain numbers, so that another thread may read them."""
+
+    files: int = 0
+    tokens: int = 0
+    bytes: int = 0  # of everything in the folder
+    hits: int = 0
+    misses: int = 0
+    reused_tokens: int = 0
+    written_files: int = 0
+    written_bytes: int = 0
+    evictions: int = 0
+    dropped: int = 0  # states or files that were given up before they were written
+    failed: int = 0  # writes that went wrong
+    corrupt: int = 0  # files that were not what they should be
+    pending: int = 0  # files not yet written
+    pending_bytes: int = 0
+    read_s: float = 0.0  # of the last restore
+    entries: int = 0
+
+
+class Loan:
+    """A restored state (protocol Match). Its arrays are its own."""
+
+    tier = "disk"
+
+    def __init__(self, state: State):
+        self.state = state
+
+    def release(self) -> None: ...
+
+
+class Disk:
+    """Keeps states in a folder (protocol Tier). Sizes in 10^9 bytes; `path` None: the user's cache.
+
+    `max_gb` bounds everything in the folder, `reserve_gb` is left free on the disk, `queue_gb` is what may
+    wait in memory to be written. What a longer prompt shares with a shorter one is stored once.
+    """
+
+    name = "disk"
+    can = frozenset({"durable"})
+
+    def __init__(
+        self,
+        target: Target,
+        kv: KVPolicy,
+        *,
+        path: str | None = None,
+        max_gb: float = 20.0,
+        segment_tokens: int = 512,
+        reserve_gb: float = 2.0,
+        queue_gb: float = 1.0,
+        timeout_s: float = 10.0,
+    ):
+        if not SMALLEST / 1e9 <= max_gb < float("inf"):
+            raise ValueError(f"max_gb: wants at least {SMALLEST / 1e9} (1 MiB), got {max_gb}")
+        at_least("segment_tokens", segment_tokens, 1)
+        at_least("reserve_gb", reserve_gb, 0)
+        at_least("queue_gb", queue_gb, 0)
+        self.target, self.kv = target, kv
+        self.root = Path(path).expanduser() if path else default_path()
+        self.cap = round(max_gb * 1e9)
+        self.segment_tokens, self.timeout_s = segment_tokens, timeout_s
+        self.store = Store(self.root, self.cap, round(reserve_gb * 1e9))
+        self.queue = Queue(self.store, round(queue_gb * 1e9), self._lost, self._failed)
+        self._stuck: Future[Any] | None = None  # a read that took too long
+        self._told: set[str] = set()
+        self._count = Counters()
+
+    def open(self) -> None:
+        """OpenError naming the path and the reason."""
+        least = self.kv.bytes_per_token(self.target) * self.segment_tokens
+        if least > self.cap:
+            raise OpenError(
+                f"tier.disk.max_gb: {self.cap / 1e9:g} holds less than one segment of "
+                f"{self.segment_tokens} tokens ({least / 1e9:g}). Raise it, or lower segment_tokens."
+            )
+        self.mount()
+
+    def mount(self) -> None:
+        """Open the folder; all that tools need which look at it without a model."""
+        try:
+            self.store.open()
+        except OSError as error:
+            raise OpenError(
+                f"tier.disk.path: {self.root} cannot be used: {error.strerror or error}. "
+                "Choose another folder, or leave the tier out: 'tier=[ram]'"
+            ) from error
+        self._account()
+
+    def close(self) -> None:
+        self.queue.settle(wait_s=self.timeout_s)
+        self.queue.files.clear()
+        self.store.close()
+
+    # --- looking
+
+    def usable(self, tokens: Seq[int], namespace: str, limit: int) -> int:
+        """How many tokens `lookup` would find, from memory alone. 0 while a read hangs."""
+        if self._stuck is not None and not self._stuck.done():
+            return 0
+        self._stuck = None
+        return self._best(pack(tokens[: max(0, limit)]), namespace)[0]
+
+    def lookup(self, tokens: Seq[int], namespace: str, limit: int) -> Loan | None:
+        """The longest usable state of at most `limit` of these tokens, read and checked."""
+        key = pack(tokens[: max(0, limit)])
+        while self.usable(tokens, namespace, limit):
+            length, path = self._best(key, namespace)
+            began = time.perf_counter()
+            state = self._restore(path, tuple(tokens[:length]), namespace)
+            if state is not None:
+                self.store.shelf.touch(path[-1])
+                self._count.hits += 1
+                self._count.reused_tokens += length
+                self._count.read_s = time.perf_counter() - began
+                return Loan(state)
+        self._count.misses += 1
+        return None
+
+    def covered(self, tokens: Seq[int], namespace: str, min_reuse: int = 0) -> int:
+        """Where a capture of these tokens may begin, as of RAM."""
+        tree = self.store.shelf.trees.get((namespace, min_reuse > 0))
+        if tree is None:
+            return 0
+        path, held = tree.walk(pack(tokens))
+        whole = held == len(tokens) and tree.usable(path, held) == held
+        return held if whole else min(held, len(tokens) - 1)
+
+    def durable(self, tokens: Seq[int], namespace: str) -> bool:
+        """Whether exactly these tokens can be restored from what is written."""
+        length, path = self._best(pack(tokens), namespace)
+        if length < len(tokens):
+            return False
+        files = [run.file for run in path] + list(path[-1].extras.values())
+        return all(file is not None and file.state == "stored" for file in files)
+
+    def _best(self, key: bytes, namespace: str) -> tuple[int, list[Run]]:
+        found = []
+        for tree in self.store.shelf.of(namespace):
+            path, held = tree.walk(key)
+            length = tree.usable(path, held)
+            found.append((length, [run for run in path if run.start < length]))
+        return max(found, key=lambda pair: pair[0], default=(0, []))
+
+    # --- restoring
+
+    def _restore(self, path: list[Run], tokens: tuple[int, ...], namespace: str) -> State | None:
+        """None after something was not as it should be; that is then forgotten."""
+        wanted = self._wanted(path, len(tokens))
+        reads = {f.name: self.store.read(f.name) for f in wanted if f.state == "stored"}
+        pieces = contents.Pieces(tokens, namespace, ())
+        pieces.min_reuse = max(run.min_reuse for run in path)
+        for file in wanted:
+            try:
+                header, payload = self._content(file, reads.get(file.name), namespace)
+                self._add(pieces, file, header, payload, path)
+            except (form.BadFileError, TimeoutError, OSError, MemoryError) as error:
+                self._bad(file, error, reads.get(file.name))
+                if file.kind != "attachment":
+                    return None
+        return pieces.state()
+
+    def _wanted(self, path: list[Run], length: int) -> list[File]:
+        files = {run.file.name: run.file for run in path if run.file is not None}
+        last = path[-1]
+        extras = list(last.extras.values()) if last.stop == length else []
+        return [*files.values(), *extras]
+
+    def _content(
+        self, file: File, read: Future[Any] | None, namespace: str
+    ) -> tuple[form.Header, Any]:
+        """Header and payload; checked against the prompt, for rows and names prove nothing."""
+        if read is None:
+            header, payload = file.payload
+            return header, payload
+        header, payload = read.result(self.timeout_s)
+        key = file.runs[0].whole_key()[: file.stop * WORD]
+        expected = (file.kind, file.label, file.start, file.stop, form.chain_of(namespace, key))
+        if (header.kind, header.label, header.start, header.stop, header.chain) != expected:
+            raise form.BadFileError("it belongs to another prompt")
+        file.hits += 1
+        return header, payload
+
+    def _add(
+        self, pieces: contents.Pieces, file: File, header: form.Header, payload: Any, path: Seq[Run]
+    ) -> None:
+        pieces.specs = pieces.specs or header.specs
+        if pieces.specs != header.specs:
+            raise form.BadFileError("it is of other layers")
+        if file.kind == "run":
+            mine = [run for run in path if run.file is file]
+            stop = min(mine[-1].stop, len(pieces.tokens))
+            pieces.runs.append((mine[0].start, stop, file.start, payload))
+        elif file.kind == "boundary":
+            pieces.boundary = payload
+        else:
+            pieces.attachments.append((file.label, payload))
+
+    def _bad(self, file: File, error: BaseException, read: Future[Any] | None) -> None:
+        """A file that cannot be had: forgotten with all that stands on it, said once a kind."""
+        if isinstance(error, TimeoutError):
+            self._stuck = read
+            self._tell("a read takes too long, the disk is left alone until it ends", error)
+            return
+        self._count.corrupt += isinstance(error, form.BadFileError)
+        self._tell(f"{file.name} cannot be read", error)
+        self._lost(file)
+
+    def _lost(self, file: File) -> None:
+        for gone in self.store.drop(file):
+            if self.queue.files.pop(gone.name, None) is not None:
+                self._count.dropped += 1
+        self._account()
+
+    def _tell(self, what: str, error: BaseException) -> None:
+        kind = f"{type(error).__name__} {getattr(error, 'strerror', '')}"
+        if kind not in self._told:
+            self._told.add(kind)
+            complain(what, error)
+
+    # --- taking
+
+    def put(self, state: State) -> bool:
+        """Queue what is not held yet. False if it was dropped: what comes before it is not here, or
+        the queue has no room."""
+        check(state)
+        key = pack(state.tokens)
+        tree = self.store.shelf.trees.get((state.namespace, state.min_reuse > 0))
+        held = tree.walk(key)[1] if tree else 0
+        if not state.tokens or held < state.segments[0].start:
+            return self._drop()
+        files = []
+        for row, header, payload in self._pieces(state, key, held):
+            file = self.store.shelf.place(header.name, row, 0, (header, payload))
+            if file is not None:
+                self.queue.add(file)
+                files.append(file)
+        path, _ = self.store.shelf.trees[state.namespace, state.min_reuse > 0].walk(key)
+        self.store.shelf.touch(path[-1])
+        self.queue.shed(files)
+        self._account()
+        return all(file.name in self.queue.files for file in files) or self._drop()
+
+    def _pieces(
+        self, state: State, key: bytes, held: int
+    ) -> Iterator[tuple[Row, form.Header, Any]]:
+        """Runs for what is not held, then what hangs at the state's end."""
+        length, cuttable = len(state.tokens), contents.is_cuttable(state)
+        digest = specs_digest(state.specs)
+        sha = sha256(f"headrace:{form.FORMAT}:{state.namespace}:".encode() + key[: held * WORD])
+        base = form.Header(
+            "run", state.namespace, self._parent(state, key, held), held, held, b"",
+            sha.hexdigest(), state.specs, cuttable, state.min_reuse,
+        )  # fmt: skip
+        for start in range(held, length, self.segment_tokens):
+            stop = min(length, start + self.segment_tokens)
+            ids = key[start * WORD : stop * WORD]
+            sha.update(ids)
+            chain = sha.hexdigest()
+            base = replace(base, start=start, stop=stop, key=ids, chain=chain)
+            yield Row.of(base, digest, cuttable), base, contents.run_payload(state, start, stop)
+            base = replace(base, parent=base.name)
+        end = replace(base, start=length, key=b"", chain=sha.hexdigest(), stop=length)
+        if not cuttable:
+            edge = replace(end, kind="boundary")
+            yield Row.of(edge, digest, cuttable), edge, contents.boundary_payload(state)
+        for each in state.attachments:
+            note = replace(end, kind="attachment", label=each.namespace)
+            payload = contents.attachment_payload(each)
+            self._replace(note, payload)
+            yield Row.of(note, digest, cuttable), note, payload
+
+    def _parent(self, state: State, key: bytes, held: int) -> str:
+        """Name of the file that holds the last held token."""
+        tree = self.store.shelf.trees.get((state.namespace, state.min_reuse > 0))
+        path = tree.walk(key[: held * WORD])[0] if tree and held else []
+        return path[-1].file.name if path and path[-1].file else ""
+
+    def _replace(self, header: form.Header, payload: Any) -> None:
+        """A newer attachment of the same drafter takes the older one's place, if it differs."""
+        old = self.store.shelf.files.get(header.name)
+        if old is None or old.state == "writing":
+            return
+        if old.payload is not None and not contents.same_attachment(old.payload[1], payload):
+            self._lost(old)
+
+    def _drop(self) -> bool:
+        self._count.dropped += 1
+        return False
+
+    # --- writing
+
+    def idle_step(self) -> bool:
+        """Look after the write in flight, or begin the next; True if more is left."""
+        more = self.queue.step()
+        self._account()
+        return more
+
+    def wait(self, seconds: float) -> None:
+        """Let the write in flight go on for at most this long."""
+        self.queue.settle(wait_s=seconds)
+        self._account()
+
+    def _failed(self, file: File, error: BaseException) -> None:
+        self._count.failed += 1
+        self._tell("a state could not be written", error)
+        self._lost(file)
+
+    # --- books
+
+    def clear(self) -> None:
+        """Forget everything and remove our files."""
+        self.queue.settle(wait_s=self.timeout_s)
+        self.queue.files.clear()
+        self.store.clear()
+        self._account()
+
+    def stats(self) -> Mapping[str, int | float]:
+        return {**vars(self._count), "cap_bytes": self.cap}
+
+    def _account(self) -> None:
+        count, shelf, queue = self._count, self.store.shelf, self.queue
+        count.files = count.entries = len(shelf.files) - len(self.queue.files)
+        count.tokens, count.bytes = shelf.tokens, self.store.total
+        count.evictions, count.pending = self.store.evictions, len(self.queue.files)
+        count.pending_bytes = self.queue.nbytes
+        count.written_files, count.written_bytes = queue.written_files, queue.written_bytes
+
+    def check_integrity(self) -> None:
+        """Recount everything. AssertionError with the numbers."""
+        self.store.shelf.check()
+        files = self.store.shelf.files
+        waiting = {name for name, file in files.items() if file.state != "stored"}
+        assert waiting == set(self.queue.files), (
+            f"{len(waiting)} wait, {len(self.queue.files)} in the queue"
+        )
+        held = all((file.payload is None) == (file.state == "stored") for file in files.values())
+        assert held, "a stored file keeps its arrays, or a pending one has none"
+        assert all(slot(file) in run.extras for file in files.values() if file.kind != "run"
+                   for run in file.runs), "a file hangs nowhere"  # fmt: skip
+
+
+def default_path() -> Path:
+    """`$XDG_CACHE_HOME/headrace/saved`, or under ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "headrace" / "saved"

@@ -1,0 +1,220 @@
+"""One saved file: a safetensors payload, and a header that says what it is and proves it.
+
+Read by anybody who reads safetensors. `__metadata__` holds `headrace`, a JSON text (what the file
+is, where each array belongs, a CRC-32 of each), and `digest`, a SHA-256 of that text and of the table of
+arrays, so that neither can be changed unnoticed. `chain` is a SHA-256 of the namespace and all
+token ids up to `stop`: who knows the prompt knows whether the file is the prompt's.
+
+Three kinds: a `run` holds the layers that can be cut by tokens for [start, stop); a `boundary` what
+has a meaning at `stop` alone (recurrent layers, windows); an `attachment` a drafter's companion state.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from pipeline.types import LayerSpec
+from stages.tiers.saved.payload import CODES, HostArray
+
+FORMAT = 1
+MOST_HEADER = 64 << 20  # bytes; a larger one is no header of ours
+BLOCK = 4 << 20  # bytes read or written at a time
+KINDS = ("run", "boundary", "attachment")
+
+
+class BadFileError(Exception):
+    """The file is not what it should be. Never the client's business: a miss."""
+
+
+def chain_of(namespace: str, key: bytes) -> str:
+    """Digest of a namespace and packed token ids."""
+    return hashlib.sha256(f"headrace:{FORMAT}:{namespace}:".encode() + key).hexdigest()
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says of itself: enough to place it without reading its payload."""
+
+    kind: str
+    namespace: str
+    parent: str  # name of the run that holds the token before `start`; "" where there is none
+    start: int
+    stop: int  # tokens; equal to `start` but for runs
+    key: bytes  # packed ids of [start, stop)
+    chain: str
+    specs: tuple[LayerSpec, ...]
+    cuttable: bool = True  # usable at any length, without a boundary
+    min_reuse: int = 0
+    label: str = ""  # an attachment's own namespace
+    structure: Any = None  # of the payload, see `payload.flatten`
+    crcs: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Where it is found: the same content has the same name."""
+        facts = (self.kind, self.chain, self.start, self.min_reuse > 0, self.label)
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:40]
+
+    def as_text(self) -> str:
+        """Canonical JSON. CRCs have a fixed width, so that the text's length is known before them."""
+        fields = {**asdict(self), "format": FORMAT, "key": base64.b64encode(self.key).decode()}
+        fields["crcs"] = [f"{crc:08x}" for crc in self.crcs]
+        fields["specs"] = [list(asdict(spec).values()) for spec in self.specs]
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, text: str) -> Header:
+        """BadFileError for anything `as_text` does not write."""
+        try:
+            fields = json.loads(text)
+            if fields.pop("format") != FORMAT or fields["kind"] not in KINDS:
+                raise BadFileError("another format")
+            fields["key"] = base64.b64decode(fields["key"], validate=True)
+            fields["crcs"] = tuple(int(crc, 16) for crc in fields["crcs"])
+            fields["specs"] = tuple(LayerSpec(*spec) for spec in fields["specs"])
+            header = cls(**fields)
+            sound = 0 <= header.start <= header.stop and isinstance(header.parent, str)
+            sound &= isinstance(header.namespace, str) and isinstance(header.label, str)
+            if not sound or len(header.key) != 4 * (header.stop - header.start):
+                raise BadFileError("a header that contradicts itself")
+            return header
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise BadFileError(f"no header of ours: {error!r}") from error
+
+
+def file_size(header: Header, arrays: Seq[HostArray]) -> int:
+    """Bytes of the whole file."""
+    return len(_preamble(header, arrays)) + sum(array.data.nbytes for array in arrays)
+
+
+def write(file: BinaryIO, header: Header, arrays: Seq[HostArray]) -> Header:
+    """Write all of it and make it durable; the header goes last, once the CRCs are known."""
+    blank = replace(header, crcs=(0,) * len(arrays))
+    file.seek(len(_preamble(blank, arrays)))
+    whole = replace(header, crcs=tuple(_write_array(file, array.data) for array in arrays))
+    file.seek(0)
+    file.write(_preamble(whole, arrays))
+    file.flush()
+    os.fsync(file.fileno())
+    return whole
+
+
+def _write_array(file: BinaryIO, data: np.ndarray) -> int:
+    """In C order, without copying where its rows are contiguous; the CRC-32 of what was written."""
+    crc = 0
+    for part in _contiguous(data):
+        buffer = part.data.cast("B")
+        for at in range(0, len(buffer), BLOCK):
+            block = buffer[at : at + BLOCK]
+            crc = zlib.crc32(block, crc)
+            file.write(block)
+    return crc
+
+
+def _contiguous(data: np.ndarray) -> list[np.ndarray]:
+    if data.size == 0:
+        return []
+    if data.flags.c_contiguous:
+        return [data.reshape(-1)]
+    if data.ndim > 1 and all(row.flags.c_contiguous for row in data):
+        return [row.reshape(-1) for row in data]
+    return [np.ascontiguousarray(data).reshape(-1)]
+
+
+def _preamble(header: Header, arrays: Seq[HostArray]) -> bytes:
+    """Length and JSON of the safetensors header, padded to 64 bytes."""
+    if not header.crcs:
+        header = replace(header, crcs=(0,) * len(arrays))
+    text, table = header.as_text(), _table(arrays)
+    whole = {"__metadata__": {"headrace": text, "digest": _digest(text, table)}, **table}
+    raw = json.dumps(whole, separators=(",", ":")).encode()
+    raw += b" " * (-(len(raw) + 8) % 64)
+    return len(raw).to_bytes(8, "little") + raw
+
+
+def _table(arrays: Seq[HostArray]) -> dict[str, dict[str, Any]]:
+    table, at = {}, 0
+    for index, array in enumerate(arrays):
+        stop = at + array.data.nbytes
+        entry = {"dtype": array.code, "shape": list(array.data.shape), "data_offsets": [at, stop]}
+        table[f"t{index}"] = entry
+        at = stop
+    return table
+
+
+def _digest(text: str, table: Mapping[str, Any]) -> str:
+    rest = json.dumps(table, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(f"{len(text)}:{text}{rest}".encode()).hexdigest()
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """For reading; never through a link. BadFileError where that cannot be."""
+    try:
+        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", 0)
+    except OSError as error:
+        raise BadFileError(f"cannot be opened: {error.strerror}") from error
+
+
+def read_header(file: BinaryIO) -> tuple[Header, Mapping[str, Any], int]:
+    """Header, table of arrays, and where the data begins; lengths and digest are checked."""
+    try:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= min(MOST_HEADER, size - 8):
+            raise BadFileError(f"a header of {length} bytes in a file of {size}")
+        table = json.loads(_read(file, length).tobytes())
+        meta = table.pop("__metadata__")
+        if meta["digest"] != _digest(meta["headrace"], table):
+            raise BadFileError("the header has been changed")
+        end = max((entry["data_offsets"][1] for entry in table.values()), default=0)
+        if size != 8 + length + end:
+            raise BadFileError(f"{size} bytes, not {8 + length + end}")
+        return Header.from_text(meta["headrace"]), table, 8 + length
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
+        raise BadFileError(f"no file of ours: {error!r}") from error
+
+
+def read_file(path: Path) -> tuple[Header, list[HostArray]]:
+    """All of a file, every checksum compared. Any thread. BadFileError."""
+    with open_plain(path) as file:
+        header, table, at = read_header(file)
+        try:
+            size = os.fstat(file.fileno()).st_size - at
+            data = _read(file, size)
+            arrays = [_array(data, table[f"t{index}"]) for index in range(len(table))]
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise BadFileError(f"cannot be read: {error!r}") from error
+    crcs = tuple(zlib.crc32(array.data.reshape(-1).data.cast("B")) for array in arrays)
+    if crcs != header.crcs:
+        raise BadFileError("a checksum differs")
+    return header, arrays
+
+
+def _read(file: BinaryIO, size: int) -> np.ndarray:
+    """`size` bytes into a buffer made before. BadFileError if there are fewer."""
+    data = np.empty(size, np.uint8)
+    view, at = data.data, 0
+    readinto = getattr(file, "readinto")  # noqa: B009  # BinaryIO does not declare it
+    while at < size:
+        got = readinto(view[at : at + BLOCK])
+        if not got:
+            raise BadFileError(f"{at} bytes of {size}")
+        at += got
+    return data
+
+
+def _array(data: np.ndarray, entry: Mapping[str, Any]) -> HostArray:
+    first, stop = entry["data_offsets"]
+    part = data[first:stop].view(CODES[entry["dtype"]])
+    return HostArray(entry["dtype"], part.reshape(entry["shape"]))

@@ -1,0 +1,100 @@
+"""What waits to be written: readable meanwhile, bounded in bytes, one file in flight. Owner thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from stages.rows.state import payload_bytes
+from stages.tiers.saved import format as form
+from stages.tiers.saved.payload import flatten, to_host
+from stages.tiers.saved.shelf import File
+from stages.tiers.saved.store import Store
+
+
+class Queue:
+    """Files of a store that are not written yet, oldest first. `give_up` forgets one and all that
+    stands on it; `failed` is told why a write went wrong."""
+
+    def __init__(
+        self,
+        store: Store,
+        cap: int,
+        give_up: Callable[[File], None],
+        failed: Callable[[File, BaseException], None],
+    ):
+        self.store, self.cap, self.give_up, self.failed = store, cap, give_up, failed
+        self.files: dict[str, File] = {}
+        self.written_files = self.written_bytes = 0
+        self._flight: tuple[File, Future[None]] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(file.size for file in self.files.values())
+
+    def add(self, file: File) -> None:
+        """A file whose payload is still on the device."""
+        file.size = payload_bytes(file.payload[1])
+        self.files[file.name] = file
+
+    def shed(self, fresh: Collection[File]) -> None:
+        """Give up the oldest that may go while there are too many bytes; what came now stays, so that
+        one state larger than the cap can still be written."""
+        while self.nbytes > self.cap:
+            old = (f for f in self.files.values() if f.state == "pending" and f not in fresh)
+            victim = next((f for f in old if self.store.shelf.free_to_go(f)), None)
+            if victim is None:
+                return
+            self.give_up(victim)
+
+    def step(self) -> bool:
+        """Look after the file in flight, or begin the next; True if more is left."""
+        if self._flight is not None and not self.settle(wait_s=0.0):
+            return True
+        file = next(iter(self.files.values()), None)
+        if file is None:
+            return False
+        try:
+            self._begin(file)
+        except OSError as error:
+            self.failed(file, error)
+        return True
+
+    def _begin(self, file: File) -> None:
+        header, payload = file.payload
+        arrays: list[Any] = []
+        header = replace(header, structure=flatten(payload, arrays))
+        hosts = to_host(arrays)
+        size = form.file_size(header, hosts)
+        file.state = "writing"
+        try:
+            draft = self.store.begin(file.name, size)
+        except BaseException:
+            file.state = "pending"
+            raise
+        file.size = size
+        self._flight = file, self.store.write(draft, header, hosts)
+
+    def settle(self, wait_s: float) -> bool:
+        """True once no write is in flight."""
+        if self._flight is None:
+            return True
+        file, future = self._flight
+        try:
+            error = future.exception(wait_s)
+        except TimeoutError:
+            return False
+        self._flight = None
+        if error is not None:
+            file.state = "pending"
+            self.failed(file, error)
+        elif file.name in self.store.shelf.files:
+            file.state, file.payload = "stored", None
+            self.files.pop(file.name, None)
+            self.written_files += 1
+            self.written_bytes += file.size
+        else:
+            self.store.folder.remove(file.name)  # it was given up while it was written
+        return True
