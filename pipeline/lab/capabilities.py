@@ -6,8 +6,12 @@ yes if every score equals that of rows which never rolled back, joined, were sav
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -145,16 +149,17 @@ def same(found: Iterable[Score], expected: Iterable[Score]) -> str:
 
 def measure(policies: Iterable[str] = (), kinds: Mapping[str, str] = KINDS) -> Iterator[Row]:
     """All rows of the table, a kind after the other; `policies` are options of kv, all if empty."""
-    names, parts = list(policies) or _all_policies(), dict[str, Any]()
-    for kind, family in kinds.items():
-        settings = [f"model.family={family}", "model.head_size=64", "debug=none"]
-        built = pipeline_to_run("tiny", settings)  # the device before any other part
-        parts = parts or {name: _policy(name) for name in names}
-        built.open()
-        try:
-            yield from (_row(kind, n, Trial(built.parts["model"], parts[n])) for n in names)
-        finally:
-            built.close()
+    names = list(policies) or _all_policies()
+    with TemporaryDirectory() as folder:
+        for kind, family in kinds.items():
+            settings = [f"model.family={family}", "model.head_size=64", "debug=none"]
+            built = pipeline_to_run("tiny", settings)  # the device before any other part
+            built.open()
+            try:
+                target = built.parts["model"]
+                yield from (_row(kind, n, Trial(target, _policy(n, target, folder))) for n in names)
+            finally:
+                built.close()
 
 
 def _all_policies() -> list[str]:
@@ -163,8 +168,22 @@ def _all_policies() -> list[str]:
     return sorted(names, key=lambda name: (name != "native", name))
 
 
-def _policy(name: str) -> Any:
-    return build(plan(compose("tiny", [f"kv={name}", "debug=none"]))).parts["kv"]
+def _policy(name: str, target: Any, folder: str) -> Any:
+    """The option as it is on disk; `per_layer`, whose map is one model's, with a map of this model."""
+    own = [f"kv.map={_map(target, Path(folder))}"] if name == "per_layer" else []
+    return build(plan(compose("tiny", [f"kv={name}", "debug=none", *own]))).parts["kv"]
+
+
+def _map(target: Any, folder: Path) -> Path:
+    """8 and 4 bits in turn, in every layer that holds keys and values."""
+    own = [i if spec.group < 0 else spec.group for i, spec in enumerate(target.specs)]
+    numbers = {layer: number for number, layer in enumerate(dict.fromkeys(own))}
+    kinds = zip(own, target.specs, strict=True)
+    layers = [numbers[layer] for layer, s in kinds if s.kind in ("full", "sliding")]
+    entries = [{"layer_idx": i, "bits": 8 - 4 * (i % 2), "group_size": 64} for i in layers]
+    file = folder / f"{target.name}.json"
+    file.write_text(json.dumps(entries), encoding="utf-8")
+    return file
 
 
 def _row(kind: str, name: str, trial: Trial) -> Row:
@@ -174,7 +193,7 @@ def _row(kind: str, name: str, trial: Trial) -> Row:
         coverage = trial.kv.coverage(trial.target)
         cells = {ability: _tried(check, trial) for ability, check in ABILITIES.items()}
     except HeadraceError as error:
-        reason = "no: " + " ".join(str(error).split())
+        reason = "no: " + re.sub(r"\S*/", "", " ".join(str(error).split()))
         return Row(kind, name, "none", (), dict.fromkeys(ABILITIES, reason))
     finally:
         trial.kv.close()
