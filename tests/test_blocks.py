@@ -54,6 +54,19 @@ def test_two_rounds_are_the_references(name):
             assert close(sure[0], mx.sigmoid(answers["confidence_logits"]))
 
 
+def test_copies_of_the_targets_embedding_and_head_are_not_kept():
+    raw = mx.load(str(GOLDEN / QWEN[0] / "model.safetensors"))
+    tables = raw["embed_tokens.weight"], raw["lm_head.weight"]
+    target = seen_by(32, 50)
+    target.embed, target.head = (lambda ids: tables[0][ids]), (lambda h: h @ tables[1].T)
+    drafter = DSpark(target, path=str(GOLDEN / QWEN[0]))
+    model, rows = opened(drafter)
+    kept = sum(array.nbytes for array in raw.values()) - sum(table.nbytes for table in tables)
+    assert drafter.weight_bytes == kept
+    answers, states, _ = next(rounds(rows, golden(QWEN[0])))
+    assert close(model.scores(states)[0], answers["base_logits"])
+
+
 def test_a_threshold_cuts_where_the_head_is_unsure():
     folder, want = str(GOLDEN / QWEN[1]), golden(QWEN[1])
     sure = np.array(mx.sigmoid(want["round0.out.confidence_logits"]))
