@@ -21,7 +21,14 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from pipeline.lab import lines_drafting, lines_engine, lines_own, lines_rivals, lines_rows
+from pipeline.lab import (
+    lines_drafting,
+    lines_engine,
+    lines_own,
+    lines_paged,
+    lines_rivals,
+    lines_rows,
+)
 from pipeline.lab.contestants import Field, headrace, mlx_lm, threads_here
 from pipeline.lab.figures import Figure
 from pipeline.lab.lines import Bench, Line, to_stderr
@@ -33,6 +40,7 @@ LINES: tuple[Line, ...] = (
     *lines_own.LINES,
     *lines_rows.LINES,
     *lines_drafting.LINES,
+    *lines_paged.LINES,
     *lines_rivals.LINES,
 )
 
@@ -46,6 +54,7 @@ def commands(folder: Path, threads: int) -> dict[str, list[str]]:
         "suffix8": headrace("smollm2", "drafter=suffix", "depth.max=8", threads=threads),
         "adaptive": headrace("smollm2", "drafter=suffix", "depth=adaptive", threads=threads),
         "wide": headrace("smollm2", "drafter=random", "depth.max=8", threads=threads),
+        "paged": headrace("smollm2", "drafter=none", "kv=paged", threads=threads),
         # A tier that is full before the 200th request, so that every further one evicts.
         "fake": headrace("fake", "model.layers=2", "tier.ram.max_gb=0.00005", threads=threads),
         "shipped": mlx_lm(folder, "shipped", threads),

@@ -88,11 +88,11 @@ class Pool:
         return self.block_bytes * len(self.refs) if self.planes else 0
 
     def reserve(self, count: int) -> None:
-        """Have `count` free blocks; grows by an eighth at least, one plane after the other."""
+        """Have `count` free blocks; grows by a sixteenth at least, one plane after the other."""
         self.settle()
         missing = count - len(self._free)
         if missing > 0:
-            self._resize(len(self.refs) + max(missing, len(self.refs) // 8))
+            self._resize(len(self.refs) + max(missing, len(self.refs) // 16))
 
     def trim(self) -> None:
         """Give memory back: all if nobody holds a block, the end if less than half is in use."""

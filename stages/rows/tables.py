@@ -38,6 +38,14 @@ class Table(Holder):
             self._held = weakref.ref(hold)
         return hold
 
+    def lacking(self, position: int, count: int) -> int:
+        """Blocks that `count` tokens from `position` may take, a copy of a shared one included."""
+        index, slot = divmod(position, self.pool.tokens)
+        end = -(-(position + count) // self.pool.tokens) if count else index
+        own = self.blocks[index - self.base :][:1] if count and slot else []
+        copies = sum(self.pool.refs[block] > 1 for block in own)
+        return max(0, end - self.base - len(self.blocks)) + copies
+
     def write(self, position: int, count: int) -> tuple[Ints, Ints]:
         """Blocks and slots for `count` tokens from `position`, the row's end: written by this row
         alone. A shared block goes on being shared by the first who writes behind what is in it."""
@@ -165,7 +173,8 @@ class Book:
     def begin(self, frame: Frame) -> None:
         """Memory for all inputs is had before the forward; blocks are taken when they are kept."""
         tokens = self.pool.tokens
-        self.pool.reserve(sum(2 + width // tokens for width in frame.widths if width))
+        spans = zip(self.tables, frame.lengths, frame.widths, strict=True)
+        self.pool.reserve(sum(table.lacking(n, width) for table, n, width in spans))
         earlier = self.open[-1] if self.open else None
         origins = tuple(table.origin for table in self.tables)
         stop = _end(frame, origins)
