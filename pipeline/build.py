@@ -175,7 +175,9 @@ def _offer(group: str, part: Any, choices: Mapping[str, Any]) -> Offer:
 def _able(planned: Plan, group: str, abilities: Iterable[str]) -> list[str]:
     """Options of a group whose class says that it can all this."""
     found = []
-    for name, path in planned.composed.catalog.options(group).items():
+    choices = planned.composed.choices  # an option of `model` may fill the group `draft_model`
+    folder = next((k.partition("@")[0] for k in choices if k.endswith(f"@{group}")), group)
+    for name, path in planned.composed.catalog.options(folder).items():
         try:
             can = getattr(resolve(load_yaml(path)["_target_"], ("stages",)), "can", ())
             if set(abilities) <= set(can):

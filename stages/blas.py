@@ -85,7 +85,7 @@ def extension() -> str | None:
 
 
 def load_extension() -> Blas | None:
-    """Our kernels for narrow products, over the first OpenBLAS that loads."""
+    """Our kernels for float32 products, over the first OpenBLAS that loads for the others."""
     if (path := extension()) is None:
         return None
     library = ctypes.CDLL(path, ctypes.RTLD_GLOBAL)

@@ -95,3 +95,25 @@ def test_settings_that_cannot_work_are_refused(bad, where):
 
 def test_namespace_tells_settings_apart():
     assert len({NGram().namespace, NGram(max_ngram=6).namespace, NGram(growth=0).namespace}) == 3
+
+
+TEXT = [1, 2, 7, 7, 0, 1, 2, 8, 8, 0, 1, 2, 8, 9, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"), [("latest", [8, 9, 0]), ("first", [7, 7, 0]), ("majority", [8, 9, 0])]
+)
+def test_which_of_several_places_is_copied(choice, expected):
+    row = NGramRow(2, 2, 100, choice)
+    row.extend(TEXT)
+    row.check_integrity()
+    assert row.propose(2, 3) == expected
+
+
+def test_a_majority_goes_on_while_half_of_the_places_agree():
+    row = NGramRow(1, 1, 100, "majority")
+    row.extend([5, 1, 4, 5, 1, 4, 5, 2, 4, 5, 3, 4])
+    assert row.propose(5, 4) == [1, 4, 5, 2]  # two of four, both, both, the latest of two
+    row.extend([5, 6, 4])
+    assert row.propose(5, 4) == []  # two of five are no half
+    assert NGram(choice="first").namespace != NGram().namespace

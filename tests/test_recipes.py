@@ -37,7 +37,9 @@ def test_composes_checks_and_is_drawn(path):
 @each_recipe
 def test_answers_on_the_fake_model(path, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    others = ["drafter=none"] if path.stem in HEADS else []
+    second = "override model@draft_model" in join_defaults(load_yaml(path)["defaults"])
+    others = ["draft_model=fake", "~draft_model.bits"] if second else []
+    others += ["drafter=none"] if path.stem in HEADS else []
     with pipeline.load(str(path), "model=fake", *others, "debug=none", "telemetry=quiet") as engine:
         decodes = "decode" in engine.pipeline.phases
         answer = engine.generate("hello", max_tokens=10, prompt_logprobs=None if decodes else 1)

@@ -219,8 +219,7 @@ class DraftRows(Protocol):
         """The target's rows took these prompt tokens."""
 
     def draft(self, pending: Seq[int], depths: Seq[int], samplers: Seq[Any]) -> list[list[int]]:
-        """0..depths[b] proposed ids a row to follow `pending[b]`; a `Proposal` where more is known of
-        them than the ids. Deterministic."""
+        """0..depths[b] ids a row to follow `pending[b]`; a `Proposal` says more. Deterministic."""
 
     def commit(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
         """The target's rows kept these inputs of the round `draft` was called for: pending and a
@@ -280,6 +279,15 @@ class RowSampler(Protocol):
 
     def draw(self, logits_V: Any, position: int) -> tuple[int, TokenLogprob | None]:
         """The target's own token at absolute `position`; changes nothing. logits_V is a host array."""
+
+    def law(self, logits_V: Any) -> Any:
+        """Probabilities_V (host, float64) by which `draw` draws, the filtered ones 0."""
+
+    def coin(self, position: int, turn: int) -> float:
+        """In (0, 1), a function of seed, position and turn, independent of `draw`'s noise."""
+
+    def logprob(self, logits_V: Any, token_id: int) -> TokenLogprob | None:
+        """What `draw` would say of this token."""
 
     def push(self, token_id: int) -> None:
         """This token was emitted; penalties see it from now on."""

@@ -38,15 +38,15 @@ class Proposal(list[int]):
 
     `confidence[i]` is the drafter's own probability of its best token at i, given the ids before it;
     it must not depend on which id was drawn there, so that cutting by it keeps every rule exact.
-    `scores[i]` are the logits_V (host) from which id i was drawn by the row's own sampler; empty: the
-    ids were not drawn but chosen, so that rule `residual` takes each for certain.
+    `scores[i]` are the logits_V (host) from which id i was drawn by the row's own sampler; None, or no
+    scores at all: it was not drawn but chosen, so that rule `residual` takes it for certain.
     """
 
     def __init__(
         self, ids: Iterable[int] = (), confidence: Seq[float] = (), scores: Seq[Any] = ()
     ) -> None:
         super().__init__(ids)
-        self.confidence, self.scores = confidence, scores
+        self.confidence, self.scores = list(confidence), list(scores)
 
     def cut(self, length: int) -> Proposal:
         """The first `length` ids with what is known of them."""

@@ -29,7 +29,7 @@ class GrammarRows(HistoryRows):
 class ForcedTokens:
     """Drafts the forced continuation of a row's constraint; nothing for rows without one."""
 
-    can = frozenset({"refill"})
+    can = frozenset({"refill", "external"})
     needs = {"constraint": frozenset({"force"})}
     prefill = "tail"
     namespace = "grammar"

@@ -7,11 +7,16 @@ O(max_ngram) a token. Rows need no weights and no saved state: they are refilled
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Seq
+from typing import Literal
 
 from pipeline.errors import ConfigError, Problem
 from pipeline.types import DraftRows, Target
 from stages.drafters.history import HistoryRows
+
+VOTERS = 32  # places of an n-gram that are remembered for a majority
+Choice = Literal["latest", "first", "majority"]
 
 
 class NGramRow:
@@ -21,11 +26,11 @@ class NGramRow:
     itself, and the index holds committed tokens only.
     """
 
-    def __init__(self, min_ngram: int, max_ngram: int, growth: int):
+    def __init__(self, min_ngram: int, max_ngram: int, growth: int, choice: Choice = "latest"):
         self._sizes = range(min_ngram, max_ngram + 1)
-        self._growth = growth
+        self._growth, self._choice = growth, choice
         self.ids: list[int] = []
-        self._ends: dict[tuple[int, ...], int] = {}
+        self._ends: dict[tuple[int, ...], list[int]] = {}  # the ends that count, the last wins
 
     def extend(self, tokens: Seq[int]) -> None:
         for token in tokens:
@@ -33,16 +38,45 @@ class NGramRow:
             end = len(self.ids)
             for size in self._sizes:
                 if size <= end:
-                    self._ends[tuple(self.ids[end - size :])] = end
+                    self._note(tuple(self.ids[end - size :]), end)
+
+    def _note(self, gram: tuple[int, ...], end: int) -> None:
+        known = self._ends.setdefault(gram, [])
+        if not known or self._choice == "majority":
+            known.append(end)
+            del known[:-VOTERS]
+        elif self._choice == "latest":
+            known[0] = end
 
     def propose(self, pending: int, depth: int) -> list[int]:
         text = [*self.ids[-self._sizes[-1] :], pending]
         for size in reversed(self._sizes):
-            end = self._ends.get(tuple(text[-size:])) if size <= len(text) else None
-            if end is not None:
-                length = min(depth, self._growth * self._agreement(pending, end, depth))
-                return [*self.ids[end : end + length], pending][:length]
+            ends = self._ends.get(tuple(text[-size:])) if size <= len(text) else None
+            if ends:
+                length = min(depth, self._growth * self._agreement(pending, ends[-1], depth))
+                if self._choice == "majority":
+                    return self._voted(ends, pending, length)
+                return [*self.ids[ends[-1] : ends[-1] + length], pending][:length]
         return []
+
+    def _voted(self, ends: list[int], pending: int, length: int) -> list[int]:
+        """Token by token what most of the places say, the latest of equals; those who said otherwise
+        vote no more. Ends where fewer than half of the voters agree, or the text does."""
+        found: list[int] = []
+        while len(found) < length:
+            said = [(end, self._at(end + len(found), pending)) for end in reversed(ends)]
+            votes = Counter(token for _, token in said if token is not None)
+            if not votes or 2 * votes.most_common(1)[0][1] < len(ends):
+                break
+            found.append(votes.most_common(1)[0][0])
+            ends = [end for end, token in reversed(said) if token == found[-1]]
+        return found
+
+    def _at(self, index: int, pending: int) -> int | None:
+        """Token at `index` of the text that `pending` ends."""
+        if index < len(self.ids):
+            return self.ids[index]
+        return pending if index == len(self.ids) else None
 
     def _agreement(self, pending: int, end: int, enough: int) -> int:
         """How many tokens before `end` equal those at the end of the text, counted to `enough`."""
@@ -54,7 +88,7 @@ class NGramRow:
 
     def check_integrity(self) -> None:
         """The index equals one built afresh."""
-        fresh = NGramRow(self._sizes[0], self._sizes[-1], self._growth)
+        fresh = NGramRow(self._sizes[0], self._sizes[-1], self._growth, self._choice)
         fresh.extend(self.ids)
         assert fresh._ends == self._ends, "n-gram index differs from its own ids"
 
@@ -69,13 +103,18 @@ class NGram:
     under three laws of cost by width, 3, 5 and 1 gave at least 0.95 of plain decoding on text that
     copies nothing, 1.05 to 2.2 on copies with one token in 3 to 12 changed, 4 to 7 on clean ones.
     `growth=0` is no bound.
+
+    `choice`: of several places the `latest`; the `first`, as in prompt lookup of transformers and vLLM;
+    or the `majority` of up to 32, token by token, as long as half of them agree.
     """
 
     can = frozenset({"refill", "external"})
     prefill = "tail"
     taps: tuple[int, ...] = ()
 
-    def __init__(self, *, max_ngram: int = 5, min_ngram: int = 3, growth: int = 1):
+    def __init__(
+        self, *, max_ngram: int = 5, min_ngram: int = 3, growth: int = 1, choice: Choice = "latest"
+    ):
         problems = []
         if min_ngram < 1:
             problems.append(Problem("drafter.min_ngram", f"{min_ngram} is below 1."))
@@ -86,8 +125,8 @@ class NGram:
             problems.append(Problem("drafter.growth", f"{growth} is negative; 0 means no bound."))
         if problems:
             raise ConfigError(problems)
-        self._min, self._max, self._growth = min_ngram, max_ngram, growth
-        self.namespace = f"ngram:{max_ngram}:{min_ngram}:{growth}"
+        self._min, self._max, self._growth, self._choice = min_ngram, max_ngram, growth, choice
+        self.namespace = f"ngram:{max_ngram}:{min_ngram}:{growth}:{choice}"
 
     def open(self) -> None:
         pass
@@ -96,4 +135,5 @@ class NGram:
         pass
 
     def rows(self, target: Target, max_width: int) -> DraftRows:
-        return HistoryRows(lambda: NGramRow(self._min, self._max, self._growth or max_width))
+        growth = self._growth or max_width
+        return HistoryRows(lambda: NGramRow(self._min, self._max, growth, self._choice))

@@ -34,7 +34,7 @@ class Fake:
     ValueError names a setting that is out of range.
     """
 
-    can: frozenset[str] = frozenset()
+    can = frozenset({"score"})
 
     def __init__(
         self,

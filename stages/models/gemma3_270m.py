@@ -28,9 +28,16 @@ class Gemma3270m(Gguf):
         context: int | None = None,
         name: str = "gemma3_270m",
         cache_dir: str | None = None,
+        bits: int | None = None,
     ):
         super().__init__(
-            device, path=PACKAGE, template=template, context=context, name=name, cache_dir=cache_dir
+            device,
+            path=PACKAGE,
+            template=template,
+            context=context,
+            name=name,
+            cache_dir=cache_dir,
+            bits=bits,
         )
 
     def locate(self) -> Path:

@@ -29,8 +29,9 @@ class Gguf(MLXTarget):
         context: int | None = None,
         name: str | None = None,
         cache_dir: str | None = None,
+        bits: int | None = None,
     ):
-        super().__init__(device, context=context, cache_dir=cache_dir)
+        super().__init__(device, context=context, cache_dir=cache_dir, bits=bits)
         self.path, self.template = path, template
         self.name = name or Path(path.rstrip("/")).stem
 

@@ -33,8 +33,9 @@ class Local(MLXTarget):
         context: int | None = None,
         name: str | None = None,
         cache_dir: str | None = None,
+        bits: int | None = None,
     ):
-        super().__init__(device, context=context, cache_dir=cache_dir)
+        super().__init__(device, context=context, cache_dir=cache_dir, bits=bits)
         self.path, self.revision, self.template = path, revision, template
         self.name = name or path.rstrip("/").rsplit("/", 1)[-1]
 

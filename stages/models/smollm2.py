@@ -24,9 +24,16 @@ class Smollm2(Gguf):
         context: int | None = None,
         name: str = "smollm2",
         cache_dir: str | None = None,
+        bits: int | None = None,
     ):
         super().__init__(
-            device, path=FILE, template=template, context=context, name=name, cache_dir=cache_dir
+            device,
+            path=FILE,
+            template=template,
+            context=context,
+            name=name,
+            cache_dir=cache_dir,
+            bits=bits,
         )
 
     def locate(self) -> Path:

@@ -32,6 +32,7 @@ class Tiny(Local):
         context: int | None = None,
         name: str | None = None,
         cache_dir: str | None = None,
+        bits: int | None = None,
     ):
         known = {**MORE, **FAMILIES}
         if family not in known:
@@ -53,6 +54,7 @@ class Tiny(Local):
             context=context,
             name=name or f"tiny-{family}",
             cache_dir=cache_dir,
+            bits=bits,
         )
         self.family, self.config = family, config
         self.layers, self.window, self.seed = layers, window, seed

@@ -121,6 +121,12 @@ class RecurrentLayout:
             rows.append(cache.now)
         return [mx.concatenate(list(arrays)) for arrays in zip(*rows, strict=True)]
 
+    def mark(self) -> list[mx.array]:
+        return list(self.now)
+
+    def back(self, mark: list[mx.array]) -> None:
+        self.now = list(mark)
+
     # --- membership
 
     def build(

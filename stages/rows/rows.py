@@ -127,6 +127,29 @@ class LayeredRows:
             layout.filter(keep)
         self.lengths = [self.lengths[row] for row in keep]
 
+    # --- going back over several rounds, as a drafter's chain must
+
+    def mark(self) -> list[Any]:
+        """What layers that cannot forget hold now. Free: their arrays are immutable."""
+        return [layout.mark() for layout in self._lasting()]
+
+    def rewind(self, lengths: Seq[int], mark: Seq[Any]) -> None:
+        """Hold only the first `lengths[b]` tokens of each row again: not fewer than at `mark`, less
+        than `max_width` behind; exactly those of the mark where layers cannot forget."""
+        assert not self._open, "rows go back only between rounds"
+        assert all(n <= now for n, now in zip(lengths, self.lengths, strict=True))
+        for layout, held in zip(self._lasting(), mark, strict=True):
+            layout.back(held)
+        self.lengths = list(lengths)
+
+    def _lasting(self) -> list[Any]:
+        return [layout for layout in self.exact.values() if hasattr(layout, "mark")]
+
+    @property
+    def forgets(self) -> bool:
+        """Whether `rewind` may go to any length."""
+        return not self._lasting()
+
     # --- saved state
 
     def extract(self, row: int, tokens: Seq[int], namespace: str) -> State:

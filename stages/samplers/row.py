@@ -11,11 +11,15 @@ import numpy as np
 
 from pipeline.types import Matcher, Sampling, TokenLogprob
 from stages.samplers.filters import highest, inverse_temperature, survivors
-from stages.samplers.noise import gumbel
+from stages.samplers.noise import gumbel, uniform
 from stages.samplers.penalties import Penalties
 
 if TYPE_CHECKING:
-    from stages.samplers.filters import Floats
+    import numpy.typing as npt
+
+    from stages.samplers.filters import Floats, Ids
+
+COINS = 0x5DEECE66D  # another stream of noise than that of the draws
 
 
 def finite_peak(logits_V: Floats) -> float:
@@ -63,20 +67,47 @@ class StandardRow:
         self.greedy = plain and self._penalties.neutral and matcher.free
 
     def draw(self, logits_V: Any, position: int) -> tuple[int, TokenLogprob | None]:
-        logits = self._penalties.apply(np.asarray(logits_V, dtype=np.float32))
-        finite_peak(logits)
+        logits = self._penalized(logits_V)
         legal = self.matcher.mask(logits)
         token = self._sample(legal, position) if self._temperature else int(legal.argmax())
         if self._logprobs is None:
             return token, None
         return token, token_logprob(logits, token, self._logprobs)
 
+    def _penalized(self, logits_V: Any) -> Floats:
+        logits = self._penalties.apply(np.asarray(logits_V, dtype=np.float32))
+        finite_peak(logits)
+        return logits
+
     def _sample(self, logits: Floats, position: int) -> int:
+        ids, scores = self._candidates(logits)
+        return int(ids[np.argmax(scores + gumbel(self._seed, position, ids))])
+
+    def _candidates(self, logits: Floats) -> tuple[Ids, Floats]:
+        """Ids that may be drawn, and their log-probabilities but for a constant."""
         scale = inverse_temperature(self._temperature)
         with np.errstate(over="ignore"):  # a tiny temperature sends scores to -inf, as it should
             ids = survivors(logits, scale, self._top_k, self._top_p, self._min_p)
-            scores = (logits[ids] - logits.max()) * scale
-        return int(ids[np.argmax(scores + gumbel(self._seed, position, ids))])
+            return ids, (logits[ids] - logits.max()) * scale
+
+    def law(self, logits_V: Any) -> npt.NDArray[np.float64]:
+        legal = self.matcher.mask(self._penalized(logits_V))
+        law_V = np.zeros(len(legal), np.float64)
+        if not self._temperature:
+            law_V[legal.argmax()] = 1.0
+            return law_V
+        ids, scores = self._candidates(legal)
+        weights = np.exp(scores, dtype=np.float64)
+        law_V[ids] = weights / weights.sum()
+        return law_V
+
+    def coin(self, position: int, turn: int) -> float:
+        return float(uniform(self._seed ^ COINS, position, np.array([turn], np.int64))[0])
+
+    def logprob(self, logits_V: Any, token_id: int) -> TokenLogprob | None:
+        if self._logprobs is None:
+            return None
+        return token_logprob(self._penalized(logits_V), token_id, self._logprobs)
 
     def push(self, token_id: int) -> None:
         self._penalties.push(token_id)

@@ -1,4 +1,5 @@
 """Every drafter on disk keeps the promise, on layers of every kind; what it saved comes back as it was.
+Those that come with a checkpoint of their own are in test_neural.py.
 
 A drafter that needs more than its name says so in `NEEDS`. In CI pairs of choices, with MATRIX=all
 (`make matrix`) every combination.
@@ -16,7 +17,10 @@ from tiny_drafters import KINDS
 from pipeline.catalog import Catalog, package_folder
 from pipeline.types import NEUTRAL, Sampling
 
-NEEDS: dict[str, tuple[str, ...]] = {"none": ("flow=plain",)}
+NEEDS: dict[str, tuple[str, ...]] = {  # {family}: the target's
+    "grammar": ("constraint=llguidance",),
+    "two_model": ("draft_model=tiny", "draft_model.family={family}", "draft_model.bits=4"),
+}
 FAMILIES = {"dense": "llama", "sliding": "gemma3", "hybrid": "qwen3_5", "latent": "deepseek_v3"}
 SAMPLING = {"greedy": {}, "sampled": {"temperature": 0.8, "seed": 7}}
 DRAFTERS = [
@@ -65,7 +69,7 @@ def asked(engine, wanted, rows):
 
 
 def settings(drafter, family):
-    needs = NEEDS.get(drafter, ())
+    needs = [need.format(family=FAMILIES[family]) for need in NEEDS.get(drafter, ())]
     return (
         f"model.family={FAMILIES[family]}", "flow=speculative", f"drafter={drafter}",
         f"depth.max={DEPTH}", *needs,

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from pipeline.errors import OpenError, at_least
+from pipeline.identity import digest
 from pipeline.types import Device, LayerSpec, Sampling, Tokenizer
 from stages.models.loading.cpu_math import quicken
 from stages.models.loading.fingerprint import user_folder
@@ -18,6 +19,7 @@ from stages.models.loading.layers import layer_specs
 from stages.models.loading.mixers import make_replayable
 from stages.models.loading.precision import lay_out
 from stages.models.loading.ragged import prove_ragged
+from stages.models.loading.rounding import BITS, squeeze
 from stages.models.loading.routing import CODED, route, watch
 from stages.models.loading.split import SplitModel
 from stages.models.loading.taps import TappedModel
@@ -42,7 +44,7 @@ class MLXTarget:
     """A `Target` whose `load` gives an mlx-lm model. Attributes are those of the protocol;
     `notes` are sentences about what was done to the weights and which template is in use."""
 
-    can = frozenset({"taps"})
+    can = frozenset({"score", "taps"})
     name = ""
     tokenizer: Tokenizer
     artifact: str
@@ -58,8 +60,12 @@ class MLXTarget:
     model_config: Mapping[str, Any]
     home: Path | None
 
-    def __init__(self, device: Device, *, context: int | None, cache_dir: str | None):
-        self.device, self.context = device, at_least("context", context, 1)
+    def __init__(
+        self, device: Device, *, context: int | None, cache_dir: str | None, bits: int | None = None
+    ):
+        if bits is not None and bits not in BITS:
+            raise ValueError(f"bits: wants one of {', '.join(map(str, BITS))} or null, got {bits}")
+        self.device, self.context, self.bits = device, at_least("context", context, 1), bits
         self.memory = user_folder(cache_dir)
         self.calls = 0
         self.notes: list[str] = []
@@ -73,6 +79,9 @@ class MLXTarget:
     def open(self) -> None:
         loaded = self.load()
         self.tokenizer, self.artifact = loaded.tokenizer, loaded.artifact
+        if self.bits is not None:
+            self.artifact = digest({"artifact": loaded.artifact, "bits": self.bits})
+            loaded.notes += squeeze(loaded.model, self.bits, self.device)
         self.eos_ids, self.generation = loaded.eos_ids, loaded.generation
         self.model_config, self.home = loaded.config, loaded.home
         self.notes = [*loaded.notes, *lay_out(loaded.model, self.device)]
