@@ -9,14 +9,22 @@ from stages.rows.state import cuttable_later
 
 
 class CheckpointCapture:
-    """In `prefill` at the template boundary, in `finish` for all delivered tokens.
+    """In `prefill` at the template boundary (and at snapshots on the way to it), in `finish` for all delivered tokens.
 
     Never for a cancelled or failed row, never for a pending, rejected or undelivered token. What the
     tier already holds is not copied again.
     """
 
     reads = frozenset(
-        {"boundary", "namespace", "cached_len", "processed_ids", "captured_len", "finish_reason"}
+        {
+            "boundary",
+            "snapshot_len",
+            "namespace",
+            "cached_len",
+            "processed_ids",
+            "captured_len",
+            "finish_reason",
+        }
     )
     writes = frozenset({"captured_len"})
     needs = {"kv": frozenset({"snapshot"})}
@@ -43,7 +51,7 @@ class CheckpointCapture:
         if sequence.finish_reason is not None:
             return processed
         if not cuttable_later(self.target.specs):
-            return sequence.boundary if processed == sequence.boundary else 0
+            return processed if processed == sequence.snapshot_len else 0
         # the end of the row will be published and can be cut: only much that is new is worth a copy now
         much = sequence.boundary - sequence.cached_len >= self.min_tokens
         return sequence.boundary if much and processed >= sequence.boundary else 0

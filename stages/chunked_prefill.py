@@ -21,9 +21,9 @@ class ChunkedPrefill:
     `prefill = "full"`, and where a saved state leaves less than a chunk to do (one pass is then the
     whole way to the first token), a fresh prompt is processed whole and token 0 is drawn from the
     last position's scores. The rows of a batch share the chunk, and while other rows decode no more
-    of it than the batch's `allowance`. Where layers cannot be cut later, a chunk ends at the
-    boundary that is to be published. Rows that want the log-probabilities of their prompt have each
-    chunk's scores reduced before the next.
+    of it than the batch's `allowance`. Where layers cannot be cut later, a chunk ends at every
+    `snapshot_tokens`-th token and at the boundary, whose states are to be published. Rows that want
+    the log-probabilities of their prompt have each chunk's scores reduced before the next.
     """
 
     reads = frozenset(
@@ -31,14 +31,33 @@ class ChunkedPrefill:
          "pending", "processed_ids", "prompt_logprobs"}
     )  # fmt: skip
     writes = frozenset(
-        {"processed_ids", "pending", "scores", "match", "prompt_logprobs", "prompt_hidden"}
+        {
+            "processed_ids",
+            "pending",
+            "scores",
+            "match",
+            "prompt_logprobs",
+            "prompt_hidden",
+            "snapshot_len",
+        }
     )
     needs = {"kv": frozenset({"batch"})}
     thread = "owner"
 
-    def __init__(self, target: Target, drafter: Drafter, tier: list[Tier], *, chunk: int = 512):
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        tier: list[Tier],
+        *,
+        chunk: int = 512,
+        snapshot_tokens: int = 1024,
+    ):
         if chunk < 1:
             raise ValueError(f"chunk: wants >= 1 tokens, got {chunk}")
+        if snapshot_tokens < 1:
+            raise ValueError(f"snapshot_tokens: wants >= 1 tokens, got {snapshot_tokens}")
+        self.snapshot_tokens = snapshot_tokens
         self.target, self.drafter, self.tiers, self.chunk = target, drafter, tier, chunk
 
     def run(self, batch: Batch) -> None:
@@ -72,9 +91,15 @@ class ChunkedPrefill:
 
     def _next_width(self, sequence: Sequence, goal: list[int]) -> int:
         done, chunk = len(sequence.processed_ids), self._chunk(sequence)
-        cuttable = cuttable_later(self.target.specs)
-        snapshot = 0 if cuttable or not self.tiers else sequence.boundary - done
+        sequence.snapshot_len = self._next_snapshot(sequence, done)
+        snapshot = sequence.snapshot_len - done
         return min(chunk, len(goal) - done, snapshot if snapshot > 0 else chunk)
+
+    def _next_snapshot(self, sequence: Sequence, done: int) -> int:
+        """Where the next state is due that could not be cut out of a later one; 0: nowhere."""
+        if cuttable_later(self.target.specs) or not self.tiers or done >= sequence.boundary:
+            return 0
+        return min(sequence.boundary, (done // self.snapshot_tokens + 1) * self.snapshot_tokens)
 
     def _step(self, batch: Batch, goals: list[list[int]], width: int) -> None:
         chunks = [

@@ -72,6 +72,7 @@ class Sequence:
     match: Match | None = None  # the saved state to start from, until it is materialized
     cached_len: int = 0  # prompt tokens served from saved state
     processed_ids: list[int] = field(default_factory=list)  # exactly what the target rows hold
+    snapshot_len: int = 0  # next length whose state is to be published during prefill; 0: none
     captured_len: int = 0  # longest length already published
     prompt_logprobs: list[PromptLogprob] = field(default_factory=list)  # of prompt_ids[1:]
     prompt_hidden: Any = None  # hidden_WD of the chunk just run, where its tokens are scored

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,7 +31,7 @@ class Store:
     def __init__(self, root: Path, cap: int, reserve: int):
         self.folder, self.cap, self.reserve = Folder(root), cap, reserve
         self.shelf, self.index = Shelf(), Index(root / "index")
-        self.total = self.adopted = self.strays_removed = self.evictions = 0
+        self.total = self.adopted = self.removed = self.evictions = 0
         self._strays: dict[str, int] = {}  # files of ours that stand on nothing we know
         self._next_scan = 0.0
         self._io: ThreadPoolExecutor | None = None
@@ -126,7 +125,7 @@ class Store:
         for name, size in strays.items():
             self.folder.remove(name)
             self.total -= size
-        self.strays_removed += len(strays)
+        self.removed += len(strays)
         return len(strays)
 
     # --- room
@@ -138,6 +137,8 @@ class Store:
             free = self.folder.free()
             if size > self.cap:
                 raise NoRoomError(f"{size} bytes are more than the cap of {self.cap}")
+            if free - size < self.reserve and free + self._own() - size < self.reserve:
+                raise NoRoomError(f"{free} bytes are free, {self.reserve} are to be left so")
             while self.total + size > self.cap or free - size < self.reserve:
                 before = self.total
                 if not self.evict_one():
@@ -146,6 +147,10 @@ class Store:
             draft = self.folder.begin(name, size)
             self.total += size
             return draft
+
+    def _own(self) -> int:
+        """Bytes that could be freed by removing all that is ours."""
+        return sum(file.size for file in self.shelf.files.values() if file.state == "stored")
 
     def evict_one(self) -> bool:
         """Remove the least recently used file that nothing stands on."""
@@ -196,14 +201,38 @@ class Store:
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise form.BadFileError(f"a payload that cannot be: {error!r}") from error
 
+    # --- for tools
+
+    def survey(self) -> list[dict[str, Any]]:
+        """Files, tokens and bytes of each namespace."""
+        told = []
+        for (namespace, _), tree in self.shelf.trees.items():
+            runs = [run for run in tree.root.below() if run.file is not None]
+            files = {f.name: f for run in runs for f in (run.file, *run.extras.values()) if f}
+            tokens, size = sum(r.stop - r.start for r in runs), sum(f.size for f in files.values())
+            told.append(
+                {"namespace": namespace, "files": len(files), "tokens": tokens, "bytes": size}
+            )
+        return told
+
+    def verify(self) -> dict[str, str]:
+        """Read every file; those that are not what they should be, with the reason, are removed."""
+        bad: dict[str, str] = {}
+        for name, file in list(self.shelf.files.items()):
+            try:
+                header, _ = self._read(name)
+                if header.name != name:
+                    raise form.BadFileError("another file's name")
+            except form.BadFileError as error:
+                bad[name] = str(error)
+                self.drop(file)
+        return bad
+
     def clear(self) -> None:
         for file in list(self.shelf.files.values()):
             if file.state == "stored":
                 self.drop(file)
         self.shelf.clear()
-
-    def free_bytes(self) -> int:
-        return shutil.disk_usage(self.folder.root).free
 
 
 def specs_digest(specs: Iterable[LayerSpec]) -> str:
