@@ -12,11 +12,11 @@ class Draft:
     """Each live row gets a proposal of 0..depth tokens to follow its pending one.
 
     A proposal ends before the first token that the row's constraint forbids, and at its first EOS:
-    nothing after them could be delivered; and where `depth` cuts
-    it, once its length and the drafter's confidence are known. Whatever goes wrong in
-    the drafter costs this round's speculation and nothing else: all proposals are empty, all depths
-    0, and `counts["draft_errors"]` of the rows concerned goes up. So for commit "some depth is
-    above 0" says that the drafter was called and answered.
+    nothing after them could be delivered; and where `depth` cuts it, once its length and the
+    drafter's confidence are known. Whatever goes wrong in the drafter costs this round's speculation
+    and nothing else: all proposals are empty, all depths 0, and `counts["draft_errors"]` of the rows
+    concerned goes up. So for commit "some depth is above 0" says that the drafter was called and
+    answered.
     """
 
     reads = frozenset({"pending", "sampler", "output_ids", "max_new", "request"})

@@ -60,7 +60,7 @@ class Spill:
         self.close_s = at_least("close_s", close_s, 0)
         self.tiers = tier
         self.fast: Tier | None = None
-        self.slow = next((t for t in tier if "durable" in t.can), None)
+        self.slow: Tier | None = None
         self.again_s: float | None = None  # when the engine should call again; None: on news
         self._dirty: dict[Key, Stage] = {}
         self._due = 0.0
@@ -68,6 +68,7 @@ class Spill:
         self._count = Figures()
 
     def open(self) -> None:
+        self.slow = next((t for t in self.tiers if "durable" in t.can), None)
         first = self.tiers[0] if self.tiers else None
         if self.slow is not None and first is not self.slow and first and "watch" in first.can:
             self.fast = first

@@ -101,6 +101,7 @@ def test_a_built_pipeline_has_everything_once():
 def test_parts_by_type_by_name_as_a_list_and_nested():
     part = built(
         "drafter._target_=toy_parts.TwoModels", "~drafter.max_ngram", "~drafter.min_ngram", "~drafter.growth",
+        "~drafter.choice",
         "draft_model=fake", "draft_model.name=small",
         f"drafter.first={{_target_: {NOTED}, name: mine}}",
         "drafter.others={a: {_target_: stages.depth.fixed.Fixed, max: 3}}",

@@ -64,15 +64,18 @@ def round_seconds(engine: Any, rows: int, tokens: int = TOKENS) -> float:
     for _ in stamps:
         if (event := ended.get()).__class__.__name__ == "Failed":
             raise event.error
-    return window(stamps)
+    seconds = window(stamps)
+    # on a busy machine the first row may end before the last begins
+    return round_seconds(engine, rows, 4 * tokens) if seconds is None else seconds
 
 
-def window(stamps: Sequence[Stamps]) -> float:
-    """From the last row's first token to the first row's last: mean seconds between its tokens."""
+def window(stamps: Sequence[Stamps]) -> float | None:
+    """From the last row's first token to the first row's last: mean seconds between its tokens. None
+    where that is no time at all."""
     start = max(stamp.times[0] for stamp in stamps)
     stop = min(stamp.times[-1] for stamp in stamps)
     seen = [time for time in stamps[-1].times if start <= time <= stop]
-    return (seen[-1] - seen[0]) / (len(seen) - 1)
+    return (seen[-1] - seen[0]) / (len(seen) - 1) if len(seen) > 1 else None
 
 
 if __name__ == "__main__":
