@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from support import prompt_ids
 from targets import Cpu, opened
@@ -10,6 +11,7 @@ from tiny_drafters import TINY, tiny_checkpoint
 
 from pipeline.compose import compose
 from pipeline.plan import plan
+from stages.drafters.neural.rows import proposal
 from stages.kv.native import Native
 from stages.models.tiny import Tiny
 
@@ -129,3 +131,13 @@ def test_a_row_without_its_state_starts_cold_and_warms_up(pair):
     assert side.draft(7) == [[]], "a state of another length is none"
     side.feed([TEXT[10:]])
     assert len(side.draft(7)[0]) > 0
+
+
+def test_each_drawn_id_keeps_the_scores_it_was_drawn_from():
+    ids, sure, scores = np.array([4, 5, 6]), np.array([0.5, 0.6, 0.7]), np.zeros(8)
+    some = proposal(ids, sure, 2, [None, scores, scores])
+    assert list(some) == [4, 5]
+    assert some.scores[0] is None
+    assert some.scores[1] is scores
+    assert len(some.scores) == 2
+    assert proposal(ids, sure, 3, [None] * 3).scores == []

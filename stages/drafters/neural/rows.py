@@ -206,5 +206,6 @@ def proposal(
 ) -> Proposal:
     """One row's first `width` ids with the drafter's confidence in each; `sources` is what they were
     drawn from, None for those that were not drawn."""
-    scores = [source for source in sources[:width] if source is not None]
+    drawn = any(source is not None for source in sources[:width])
+    scores = list(sources[:width]) if drawn else []  # in their places: scores[i] made id i
     return Proposal(ids_W[:width].tolist(), sure_W[:width].tolist(), scores)
