@@ -190,7 +190,7 @@ class _Check:
         options = self.catalog.options(group)
         names = _names(node[key])
         if not names:
-            hint = f"Try: '{path}.{key}=[{','.join(list(options)[:2])}]'"
+            hint = f"Name one or more of {', '.join(options)}."
             self._problem(f"{path}.{key}", f"wants a list of options of {group}.", hint)
         wrong = [name for name in names if name not in options or names.count(name) > 1]
         for name in dict.fromkeys(wrong):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pipeline.errors import at_least
+from pipeline.errors import ConfigError, Problem, at_least
 from pipeline.types import Batch, State, Tier
 
 MOST_DIRTY = 10_000  # states remembered as not yet durable; the oldest beyond are lost
@@ -59,6 +59,10 @@ class Spill:
         self.debounce_s = at_least("debounce_s", debounce_s, 0)
         self.close_s = at_least("close_s", close_s, 0)
         self.tiers = tier
+        slow = ["durable" in one.can for one in tier if one is not None]
+        if slow != sorted(slow):
+            what = "a disk stands before memory, which would never be filled."
+            raise ConfigError([Problem("tier", what, "Type 'tier=[ram,disk]'.")])
         self.fast: Tier | None = None
         self.slow: Tier | None = None
         self.again_s: float | None = None  # when the engine should call again; None: on news

@@ -285,6 +285,10 @@ def test_the_device_is_open_before_mlx_is_imported():
         ),
         ("tier=[ram,ram]", "tier: 'ram' is there twice. Leave one out."),
         (
+            "tier=[disk,ram]",
+            "tier: a disk stands before memory, which would never be filled. Type 'tier=[ram,disk]'.",
+        ),
+        (
             "server._target_=x",
             "server._target_: ServerSettings takes no '_target_'. It takes: host, port, "
             "max_body_bytes, max_choices, keepalive_s, shutdown_s.",

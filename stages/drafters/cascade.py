@@ -195,11 +195,15 @@ class Cascade:
     def __init__(self, order: list[Drafter]):
         self.members = order
         if not order:
-            raise ConfigError([Problem("drafter.order", "names nobody.", "Try: [ngram, suffix]")])
+            raise ConfigError(
+                [Problem("drafter.order", "names nobody.", "Try: 'drafter.order=[ngram,suffix]'")]
+            )
         closed = [m.namespace for m in order if len(order) > 1 and "external" not in m.can]
         if closed:
             what = f"{', '.join(closed)} cannot follow tokens that another drafter proposed."
-            raise ConfigError([Problem("drafter.order", what, "Use it alone.")])
+            raise ConfigError(
+                [Problem("drafter.order", what, "Use it alone, without a cascade: drafter=NAME.")]
+            )
         self.can = frozenset.intersection(*(frozenset(member.can) for member in order))
         self.prefill = "full" if any(member.prefill == "full" for member in order) else "tail"
 

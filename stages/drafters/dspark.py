@@ -43,7 +43,7 @@ class DSpark:
         if self.threshold and not (head is not None and head.has_confidence):
             raise OpenError(
                 f"drafter.threshold={self.threshold} wants a confidence head, and {self.path} has "
-                "none. Set it to 0, or take depth=confidence."
+                "none. Set drafter.threshold=0."
             )
         self.taps, self.namespace = taps, f"dspark:{found.identity()}"
         self.weight_bytes = self.model.weight_bytes
