@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+
 import pytest
 from tiny_drafters import KINDS
 
@@ -59,6 +62,29 @@ def test_says_goal_command_three_things_to_try_and_what_was_run(path):
     tries = text.split("Try:")[1].split("Run on:")[0]
     assert f"headrace generate {path.stem}" in text or f"headrace serve {path.stem}" in text
     assert tries.count("headrace ") == 3
+
+
+FLAGS = {"--json", "--raw"}  # options without a value
+
+
+def header_commands(path):
+    """(recipe, overrides) of each command in a recipe's header."""
+    for line in path.read_text().splitlines():
+        if found := re.match(r"#.* headrace (?:serve|generate|quality) (.*?)(?: +\(.*)?$", line):
+            words = shlex.split(found[1])
+            after_flag = [w.startswith("--") and w not in FLAGS for w in ["", *words]]
+            pairs = zip(words, after_flag, strict=False)
+            yield [w for w, is_value in pairs if not is_value and not w.startswith("--")]
+
+
+@each_recipe
+def test_every_command_of_its_header_is_right(path):
+    commands = list(header_commands(path))
+    assert commands
+    for name, *overrides in commands:
+        assert name == path.stem
+        own = [] if any("path=" in word for word in overrides) else OWN.get(name, [])
+        assert plan(compose(str(path), [*own, *overrides])).parts
 
 
 def test_every_option_is_used():
