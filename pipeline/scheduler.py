@@ -330,10 +330,15 @@ class Turns:
             if not sequence.live:
                 self._conclude(sequence)
                 continue
-            restart(sequence)
-            sequence.drop_match()
-            if sequence.sampler is not None:
-                sequence.sampler.restart(sequence.output_ids)
+            try:
+                restart(sequence)
+                sequence.drop_match()
+                if sequence.sampler is not None:
+                    sequence.sampler.restart(sequence.output_ids)
+            except Exception as error:  # a constraint that cannot be replayed is this row's fault
+                sequence.error = error
+                self._conclude(sequence)
+                continue
             sequence.counts["suspect"] = 1
             self._begin([sequence])
 

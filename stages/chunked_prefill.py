@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from pipeline.types import Batch, Drafter, Sequence, State, Target, Tier
+from pipeline.types import Attachment, Batch, Drafter, Sequence, State, Target, Tier
 from stages.prompt_scores import score_chunk
 from stages.rows.state import cuttable_later
 from stages.scores import Scores, WindowScores
@@ -144,9 +144,7 @@ class ChunkedPrefill:
         """Give the batch its rows, from saved states where there are any."""
         states = [self._borrowed(sequence) for sequence in batch.sequences]
         tokens = [list(state.tokens) if state else [] for state in states]
-        attachments = [
-            state.attachments[0] if state and state.attachments else None for state in states
-        ]
+        attachments = [self._attachment(state) for state in states]
         changes = [
             batch.rows.prepare_append(states),
             batch.draft_rows.prepare_append(tokens, attachments),
@@ -158,6 +156,11 @@ class ChunkedPrefill:
             sequence.processed_ids = ids
             sequence.pending = (sequence.prompt_ids + sequence.output_ids)[-1]
             sequence.drop_match()
+
+    def _attachment(self, state: State | None) -> Attachment | None:
+        """What this drafter left with the state; states may hold other drafters' too."""
+        found = () if state is None else state.attachments
+        return next((a for a in found if a.namespace == self.drafter.namespace), None)
 
     def _borrowed(self, sequence: Sequence) -> State | None:
         return sequence.match.state if sequence.match is not None else None

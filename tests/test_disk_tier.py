@@ -16,7 +16,7 @@ import pytest
 
 from pipeline.errors import OpenError
 from stages.rows.state import check
-from stages.tiers.disk import Disk
+from stages.tiers.disk import RETRY_S, Disk
 from stages.tiers.saved import format as form
 from tests.truth import FULL, MIXES, assert_true, capture
 
@@ -373,3 +373,49 @@ def test_fifty_branches_store_their_prefix_once(tmp_path, quick):
     assert tier.stats()["tokens"] == 7000
     assert stored <= 1.15 * data
     tier.close()
+
+
+def test_a_file_that_cannot_be_read_just_now_stays(tmp_path, monkeypatch):
+    tier = opened(tmp_path)
+    tier.put(capture((FULL,), range(30)))
+    written(tier)
+    before = files(tmp_path)
+
+    def too_many(path):
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(form, "open_plain", too_many)
+        assert found(tier, range(30)) == 0
+        tier.store.sync(force=True)
+    assert files(tmp_path) == before
+    time.sleep(RETRY_S)
+    assert found(tier, range(30)) == 30
+    tier.close()
+
+
+def test_what_is_given_up_while_it_is_written_leaves_the_queue(tmp_path):
+    tier = opened(tmp_path)
+    tier.put(capture((FULL,), range(30)))
+    first = next(iter(tier.queue.files.values()))
+    assert tier.idle_step()
+    tier.store.shelf.forget(first)
+    written(tier)
+    assert not tier.queue.files
+    assert files(tmp_path) == []
+    tier.close()
+
+
+def test_looking_deletes_nothing_though_it_is_over_the_cap(tmp_path):
+    tier = opened(tmp_path)
+    tier.put(capture((FULL,), range(30)))
+    written(tier)
+    tier.close()
+    before = files(tmp_path)
+    tier.store.cap = 10
+    tier.mount(collect=False)
+    tier.close()
+    assert files(tmp_path) == before
+    tier.mount()
+    tier.close()
+    assert files(tmp_path) == []

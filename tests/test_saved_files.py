@@ -105,7 +105,7 @@ def test_two_thousand_changed_files_are_only_misses(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 2}, {"kind": "code"}, {"start": -1}, {"stop": 4}, {"key": "%"}, {"crcs": [5]},
+        {"format": "2"}, {"kind": "code"}, {"start": -1}, {"stop": 4}, {"key": "%"}, {"crcs": [5]},
         {"specs": [[1, 2, 3, 4, 5, 6]]}, {"more": 1}, {"parent": 7}, {"namespace": None},
     ],
     ids=str,
@@ -117,6 +117,14 @@ def test_a_header_that_is_no_header_of_ours_is_refused(tmp_path, change):
     assert form.Header.from_text(text).key == KEY
     with pytest.raises(form.BadFileError):
         form.Header.from_text(json.dumps({**json.loads(text), **change}))
+
+
+def test_another_version_is_told_apart_from_a_broken_file(tmp_path):
+    import json
+
+    fields = json.loads(write(tmp_path / "f", {}).as_text())
+    with pytest.raises(form.OtherFormatError, match="format 2, not 1"):
+        form.Header.from_text(json.dumps({**fields, "format": 2}))
 
 
 def test_links_are_not_followed(tmp_path):

@@ -33,7 +33,7 @@ def run(args: Namespace) -> int:
     tier = next((tier for tier in built.parts["tier"] if "durable" in tier.can), None)
     if tier is None:
         raise UsageError("no tier of this recipe keeps states on disk. Try: 'tier=[ram,disk]'")
-    tier.mount()
+    tier.mount(collect=args.action == "gc")
     try:
         print(f"{tier.root}: {tier.store.total / 1e6:.1f} MB of {tier.cap / 1e6:.1f}")
         return _act(args.action, tier.store)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError, OpenError, Problem
 from pipeline.identity import digest
-from pipeline.types import Attachment, Change, Drafter, DraftRows, Target
+from pipeline.types import Attachment, Change, Drafter, DraftRows, Rows, Target
 
 MAX_MENDS = 8  # a member's rows are made again at most this often, at O(history) each
 SCHEMA = "cascade-v1"
@@ -24,6 +24,17 @@ class Member:
         self.rows: DraftRows | None = None
         self.drafted = False  # asked in this round
         self.mends = 0
+        self.watched: Rows | None = None
+
+    def watch(self, target_rows: Rows) -> None:
+        """The target's rows, for a member that reads what they hold."""
+        self.watched = target_rows
+        self._show()
+
+    def _show(self) -> None:
+        watch = getattr(self.rows, "watch", None)
+        if self.watched is not None and watch is not None:
+            watch(self.watched)
 
     def attempt(self, method: str, *arguments: Any) -> Any:
         """What the method gives; None if it fails, or the rows are lost already."""
@@ -48,6 +59,7 @@ class Member:
             rows = self.make()
             rows.prepare_append(held, [None] * len(held)).commit()
             self.rows = rows
+            self._show()
         except Exception:
             self.lose()
 
@@ -65,6 +77,10 @@ class CascadeRows:
     @property
     def size(self) -> int:
         return len(self._held)
+
+    def watch(self, target_rows: Rows) -> None:
+        for member in self._members:
+            member.watch(target_rows)
 
     def prefill(self, tokens: Seq[Seq[int]], hidden: Any = None) -> None:
         self._take("prefill", tokens, hidden)

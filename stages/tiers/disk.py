@@ -29,6 +29,8 @@ from stages.tiers.saved.store import Store, complain, specs_digest
 
 SMALLEST = 1 << 20  # bytes; the index alone takes some
 
+RETRY_S = 0.5  # after a read that failed for no fault of the file
+
 
 @dataclass
 class Counters:
@@ -96,6 +98,7 @@ class Disk:
         self.segment_tokens, self.timeout_s = segment_tokens, timeout_s
         self.store = Store(self.root, self.cap, round(reserve_gb * 1e9))
         self.queue = Queue(self.store, round(queue_gb * 1e9), self._lost, self._failed)
+        self._rests_until = 0.0  # monotonic seconds
         self._stuck: Future[Any] | None = None  # a read that took too long
         self._told: set[str] = set()
         self._count = Counters()
@@ -110,10 +113,10 @@ class Disk:
             )
         self.mount()
 
-    def mount(self) -> None:
+    def mount(self, *, collect: bool = True) -> None:
         """Open the folder; all that tools need which look at it without a model."""
         try:
-            self.store.open()
+            self.store.open(collect=collect)
         except OSError as error:
             raise OpenError(
                 f"tier.disk.path: {self.root} cannot be used: {error.strerror or error}. "
@@ -129,8 +132,11 @@ class Disk:
     # --- looking
 
     def usable(self, tokens: Seq[int], namespace: str, limit: int) -> int:
-        """How many tokens `lookup` would find, from memory alone. 0 while a read hangs."""
+        """How many tokens `lookup` would find, from memory alone. 0 while a read hangs, and for a moment
+        after one that failed."""
         if self._stuck is not None and not self._stuck.done():
+            return 0
+        if time.monotonic() < self._rests_until:
             return 0
         self._stuck = None
         return self._best(pack(tokens[: max(0, limit)]), namespace)[0]
@@ -188,7 +194,7 @@ class Disk:
             try:
                 header, payload = self._content(file, reads.get(file.name), namespace)
                 self._add(pieces, file, header, payload, path)
-            except (form.BadFileError, TimeoutError, OSError, MemoryError) as error:
+            except (form.BadFileError, form.OtherFormatError, OSError, MemoryError) as error:
                 self._bad(file, error, reads.get(file.name))
                 if file.kind != "attachment":
                     return None
@@ -212,7 +218,6 @@ class Disk:
         expected = (file.kind, file.label, file.start, file.stop, form.chain_of(namespace, key))
         if (header.kind, header.label, header.start, header.stop, header.chain) != expected:
             raise form.BadFileError("it belongs to another prompt")
-        file.hits += 1
         return header, payload
 
     def _add(
@@ -231,14 +236,18 @@ class Disk:
             pieces.attachments.append((file.label, payload))
 
     def _bad(self, file: File, error: BaseException, read: Future[Any] | None) -> None:
-        """A file that cannot be had: forgotten with all that stands on it, said once a kind."""
+        """A file that cannot be had, said once a kind. One that is wrong or gone is forgotten with all
+        that stands on it; one that cannot be read just now stays."""
         if isinstance(error, TimeoutError):
             self._stuck = read
             self._tell("a read takes too long, the disk is left alone until it ends", error)
             return
         self._count.corrupt += isinstance(error, form.BadFileError)
         self._tell(f"{file.name} cannot be read", error)
-        self._lost(file)
+        if isinstance(error, form.BadFileError | form.OtherFormatError | FileNotFoundError):
+            self._lost(file)
+        else:
+            self._rests_until = time.monotonic() + RETRY_S
 
     def _lost(self, file: File) -> None:
         for gone in self.store.drop(file):

@@ -12,6 +12,7 @@ has a meaning at `stop` alone (recurrent layers, windows); an `attachment` a dra
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import os
@@ -31,6 +32,10 @@ FORMAT = 1
 MOST_HEADER = 64 << 20  # bytes; a larger one is no header of ours
 BLOCK = 4 << 20  # bytes read or written at a time
 KINDS = ("run", "boundary", "attachment")
+
+
+class OtherFormatError(Exception):
+    """A file that another version wrote: not for us, and not ours to remove."""
 
 
 class BadFileError(Exception):
@@ -78,8 +83,11 @@ class Header:
         """BadFileError for anything `as_text` does not write."""
         try:
             fields = json.loads(text)
-            if fields.pop("format") != FORMAT or fields["kind"] not in KINDS:
-                raise BadFileError("another format")
+            said = fields.pop("format")
+            if type(said) is int and said != FORMAT:
+                raise OtherFormatError(f"format {said}, not {FORMAT}")
+            if said != FORMAT or fields["kind"] not in KINDS:
+                raise BadFileError("no kind of ours")
             fields["key"] = base64.b64decode(fields["key"], validate=True)
             fields["crcs"] = tuple(int(crc, 16) for crc in fields["crcs"])
             fields["specs"] = tuple(LayerSpec(*spec) for spec in fields["specs"])
@@ -159,11 +167,13 @@ def _digest(text: str, table: Mapping[str, Any]) -> str:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """For reading; never through a link. BadFileError where that cannot be."""
+    """For reading; never through a link (BadFileError). Other OSErrors say nothing about the file."""
     try:
         return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", 0)
     except OSError as error:
-        raise BadFileError(f"cannot be opened: {error.strerror}") from error
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise BadFileError(f"cannot be opened: {error.strerror}") from error
+        raise
 
 
 def read_header(file: BinaryIO) -> tuple[Header, Mapping[str, Any], int]:
@@ -181,19 +191,20 @@ def read_header(file: BinaryIO) -> tuple[Header, Mapping[str, Any], int]:
         if size != 8 + length + end:
             raise BadFileError(f"{size} bytes, not {8 + length + end}")
         return Header.from_text(meta["headrace"]), table, 8 + length
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadFileError(f"no file of ours: {error!r}") from error
 
 
 def read_file(path: Path) -> tuple[Header, list[HostArray]]:
-    """All of a file, every checksum compared. Any thread. BadFileError."""
+    """All of a file, every checksum compared. Any thread. BadFileError; OSError where it could not be
+    read just now, which is no reason to remove it."""
     with open_plain(path) as file:
         header, table, at = read_header(file)
         try:
             size = os.fstat(file.fileno()).st_size - at
             data = _read(file, size)
             arrays = [_array(data, table[f"t{index}"]) for index in range(len(table))]
-        except (ValueError, KeyError, TypeError, OSError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise BadFileError(f"cannot be read: {error!r}") from error
     crcs = tuple(zlib.crc32(array.data.reshape(-1).data.cast("B")) for array in arrays)
     if crcs != header.crcs:

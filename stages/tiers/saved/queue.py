@@ -56,6 +56,9 @@ class Queue:
         file = next(iter(self.files.values()), None)
         if file is None:
             return False
+        if self.store.shelf.files.get(file.name) is not file:
+            del self.files[file.name]  # what it stands on is gone
+            return True
         try:
             self._begin(file)
         except OSError as error:
@@ -90,11 +93,19 @@ class Queue:
         if error is not None:
             file.state = "pending"
             self.failed(file, error)
-        elif file.name in self.store.shelf.files:
+        elif self.store.shelf.files.get(file.name) is file:
             file.state, file.payload = "stored", None
             self.files.pop(file.name, None)
             self.written_files += 1
             self.written_bytes += file.size
         else:
-            self.store.folder.remove(file.name)  # it was given up while it was written
+            self._forget(file)
         return True
+
+    def _forget(self, file: File) -> None:
+        """It was given up while it was written; another one of its name may wait or be stored."""
+        if self.files.get(file.name) is file:
+            del self.files[file.name]
+        if file.name not in self.store.shelf.files:
+            self.store.folder.remove(file.name)
+            self.store.total -= file.size

@@ -35,7 +35,7 @@ class File:
 
     def __init__(self, name: str, row: Row, size: int, payload: Any = None):
         self.name, self.kind, self.label, self.size = name, row.kind, row.label, size
-        self.start, self.stop, self.payload, self.hits = row.start, row.stop, payload, 0
+        self.start, self.stop, self.payload = row.start, row.stop, payload
         self.state = "stored" if payload is None else "pending"  # or "writing"
         self.runs: list[Run] = []
 

@@ -38,8 +38,9 @@ class Store:
 
     # --- life
 
-    def open(self) -> None:
-        """OSError where the folder cannot be made or written to."""
+    def open(self, *, collect: bool = True) -> None:
+        """OSError where the folder cannot be made or written to. `collect` removes what no prompt can
+        reach and what is over the cap."""
         self.folder.make()
         with self.folder.locked():
             self.index.open()
@@ -47,11 +48,11 @@ class Store:
             self.folder.sweep(scan.temporary)
             self._take_rows(scan)
             self._adopt(name for name in scan.sizes if name not in self.shelf.files)
-            self.remove_strays()
+            if collect:
+                self.remove_strays()
             self._restore_order()
-            scan = self.folder.scan()
-            self.total = scan.total
-            while self.total > self.cap and self.evict_one():
+            self.total = self.folder.scan().total
+            while collect and self.total > self.cap and self.evict_one():
                 pass
         self._io = ThreadPoolExecutor(1, "headrace-disk")
 
@@ -111,6 +112,8 @@ class Store:
                 found.append((header.start, header.kind != "run", name, row_of(header)))
             except form.BadFileError:
                 self.folder.remove(name)
+            except (form.OtherFormatError, OSError):
+                continue  # another version's, or not to be read just now
         for _, _, name, row in sorted(found, key=lambda item: item[:3]):
             size = self.folder.path(name).stat().st_size
             if self.shelf.place(name, row, size):
@@ -226,6 +229,8 @@ class Store:
             except form.BadFileError as error:
                 bad[name] = str(error)
                 self.drop(file)
+            except OSError as error:
+                bad[name] = f"kept, but cannot be read just now: {error}"
         return bad
 
     def clear(self) -> None:
