@@ -6,13 +6,12 @@ constraint, temperature and filters, q the law the draft was drawn from.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
-from pipeline.types import Emitted, Proposal, RowSampler, Sequence
-from stages.rules.match import Match
+from pipeline.types import Proposal, RowSampler, Sequence, TokenLogprob
+from stages.rules.match import Draw, Match
 
 EMPTY = 1e-9  # mass of max(p - q, 0) below which p and q are the same law
 ACCEPTING, CORRECTING = 0, 1  # which coin of a position
@@ -27,30 +26,21 @@ class Residual(Match):
 
     can: frozenset[str] = frozenset()
 
-    def accept(
-        self, sequence: Sequence, logits_LV: Any, limit: int, eos_ids: Collection[int]
-    ) -> tuple[list[Emitted], int]:
+    def _draws(self, sequence: Sequence, logits_LV: Any) -> Draw:
         sampler, proposal = sequence.sampler, sequence.proposal
-        assert sampler is not None, "tokenize binds a sampler before anything is scored"
+        assert sampler is not None
         if sampler.greedy:
-            return super().accept(sequence, logits_LV, limit, eos_ids)
-        laws = _laws(sampler, proposal)
-        emitted: list[Emitted] = []
-        accepted = 0
-        for index in range(min(limit, 1 + len(proposal))):
-            position = sequence.position + index
+            return super()._draws(sequence, logits_LV)
+        laws, start = _laws(sampler, proposal), sequence.position
+
+        def draw(index: int) -> tuple[int, TokenLogprob | None]:
             if index == len(proposal):
-                token = sampler.draw(logits_LV[index], position)[0]
-            else:
-                p_V = sampler.law(logits_LV[index])
-                token = decided(p_V, laws[index], proposal[index], sampler, position)
-            emitted.append(Emitted(token, sampler.logprob(logits_LV[index], token)))
-            sampler.push(token)
-            agreed = index < len(proposal) and token == proposal[index]
-            accepted += agreed
-            if not agreed or token in eos_ids or sampler.matcher.done:
-                break
-        return emitted, accepted
+                return sampler.draw(logits_LV[index], start + index)
+            p_V = sampler.law(logits_LV[index])
+            token = decided(p_V, laws[index], proposal[index], sampler, start + index)
+            return token, sampler.logprob(logits_LV[index], token)
+
+        return draw
 
 
 def _laws(sampler: RowSampler, proposal: list[int]) -> list[Any]:
