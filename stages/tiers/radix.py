@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -101,15 +101,7 @@ class Tree:
 
     def walk(self, key: bytes) -> tuple[list[Node], int]:
         """Nodes along `key`, the last one perhaps only in part, and how many tokens agree."""
-        node, at, path = self.root, 0, list[Node]()
-        while child := node.children.get(key[at : at + WORD]):
-            path.append(child)
-            shared = common(child.key, key, at)
-            at += shared
-            if shared < len(child.key):
-                break
-            node = child
-        return path, at // WORD
+        return walk(self.root, key)
 
     def usable(self, path: Seq[Node], limit: int) -> int:
         """Longest usable length along a path. O(path), not O(tokens)."""
@@ -135,6 +127,31 @@ class Tree:
         above.children[node.key[:WORD]] = node
         node.weigh()
         return above
+
+
+class Edge(Protocol):
+    """What a tree is made of: packed tokens, and by their first WORD those that go on from there."""
+
+    key: bytes
+
+    @property
+    def children(self) -> Mapping[bytes, Any]: ...
+
+
+E = TypeVar("E", bound=Edge)
+
+
+def walk(root: E, key: bytes) -> tuple[list[E], int]:
+    """Edges along `key`, the last one perhaps only in part, and how many tokens agree. O(key)."""
+    edge, at, path = root, 0, list[E]()
+    while child := edge.children.get(key[at : at + WORD]):
+        path.append(child)
+        shared = common(child.key, key, at)
+        at += shared
+        if shared < len(child.key):
+            break
+        edge = child
+    return path, at // WORD
 
 
 def common(edge: bytes, key: bytes, at: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from stages.tiers.radix import WORD, common
+from stages.tiers.radix import WORD, common, walk
 from stages.tiers.saved.index import Row
 
 
@@ -85,15 +85,7 @@ class Branches:
 
     def walk(self, key: bytes) -> tuple[list[Run], int]:
         """Runs along `key`, the last one perhaps only in part, and how many tokens agree."""
-        run, at, path = self.root, 0, list[Run]()
-        while child := run.children.get(key[at : at + WORD]):
-            path.append(child)
-            shared = common(child.key, key, at)
-            at += shared
-            if shared < len(child.key):
-                break
-            run = child
-        return path, at // WORD
+        return walk(self.root, key)
 
     def usable(self, path: Seq[Run], limit: int) -> int:
         """Longest length <= limit at which one can go on. O(path)."""
