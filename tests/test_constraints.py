@@ -38,6 +38,7 @@ DRAFTERS = {
     "often wrong": (ORACLE, "+drafter.wrong_every=3"),
 }
 WANTED = {"max_tokens": 48, "temperature": 0.9, "seed": 4}
+BIAS = {ord("]"): 4.0}  # a model that thinks for some tokens only
 
 
 def asks(form: str, **more: object) -> dict[str, object]:
@@ -91,6 +92,34 @@ def test_rows_with_different_forms_and_none_in_one_batch(plain):
             assert run.result()["token_ids"] == plain[form, 0.9]["token_ids"]
         assert other.result()["token_ids"] == free
         assert len(together(engine, [prompt_ids(9)] * 3, **asks("gbnf"))) == 3
+
+
+@pytest.mark.parametrize("wrong_every", [0, 3])
+def test_a_section_of_thinking_that_ends_inside_a_proposal(wrong_every):
+    """A drafter that knows the answer runs over the section's end, and over the form's, at any place of
+    its proposals; one that is often wrong is cut there by the target."""
+    marks = ("constraint.reasoning_begin='['", "constraint.reasoning_end=']'")
+    common = ("constraint=llguidance", *marks, "tier=none")
+    form = {"regex": "[a-f]{3}-[0-9]{4}"}
+    prompt = [*prompt_ids(20), ord("[")]
+    asks = [
+        {"max_tokens": 48, "temperature": 0.9, "seed": seed, "grammar": form, "logit_bias": BIAS}
+        for seed in range(8)
+    ]
+    with serving("flow=plain", "drafter=none", *common) as engine:
+        plain = [engine.generate(prompt, **wanted) for wanted in asks]
+    thought = [answer["token_ids"].index(ord("]")) for answer in plain]
+    assert len(set(thought)) > 3
+    for answer, end in zip(plain, thought, strict=True):
+        text = bytes(answer["token_ids"][end + 1 :]).decode()
+        assert re.fullmatch(form["regex"], text) and answer["finish_reason"] == "stop"
+    oracle = ("flow=speculative", ORACLE, f"+drafter.wrong_every={wrong_every}", "depth.max=5")
+    with serving(*oracle, *common) as engine:
+        engine.pipeline.parts["drafter"].book = [prompt + a["token_ids"] for a in plain]
+        for answer, wanted in zip(plain, asks, strict=True):
+            got = engine.generate(prompt, **wanted)
+            assert got["token_ids"] == answer["token_ids"]
+            assert got["speculation"]["accepted"] > 0
 
 
 def test_what_a_schema_dictates_is_drafted_and_accepted():

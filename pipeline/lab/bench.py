@@ -27,6 +27,7 @@ from pipeline.lab import (
     lines_kv,
     lines_own,
     lines_paged,
+    lines_parts,
     lines_rivals,
     lines_rows,
 )
@@ -42,6 +43,7 @@ LINES: tuple[Line, ...] = (
     *lines_rows.LINES,
     *lines_kv.LINES,
     *lines_drafting.LINES,
+    *lines_parts.LINES,
     *lines_paged.LINES,
     *lines_rivals.LINES,
 )

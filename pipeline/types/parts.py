@@ -244,7 +244,8 @@ class Drafter(Part, Protocol):
     `prefill` is "tail" (the last prompt token heads the first window) or "full" (token 0 is sampled
     from prefill). `namespace` identifies artifact, method and settings, known without opening rows.
     One that loads weights or keeps device state of its own also says `weight_bytes` and
-    `bytes_per_token`, which limits bill.
+    `bytes_per_token`, which limits bill. One that has a method `learn(namespace, ids)` is told each
+    answer that has ended.
     """
 
     prefill: str
@@ -252,7 +253,8 @@ class Drafter(Part, Protocol):
     taps: Seq[int]  # layers whose outputs it wants to see (or AFTER_NORM, EMBEDDING), after `open`
 
     def rows(self, target: Target, max_width: int) -> DraftRows:
-        """Empty rows. If they have a method `watch`, it is given the target's rows of their batch."""
+        """Empty rows. If they have a method `watch`, it is given the target's rows of their batch; if
+        they have a method `assign`, the namespaces of their rows before each `draft`."""
 
 
 class Depth(Part, Protocol):
