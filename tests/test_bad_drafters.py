@@ -46,7 +46,10 @@ def test_before_anything_is_opened(words, says):
     ("words", "says"),
     [
         (["drafter=auto", f"drafter.path={GOLDEN}"], r"holds no config\.json"),
-        (["drafter=eagle3", f"drafter.path={GOLDEN / 'eagle3_safeai'}"], r"made for 96, tiny-llama has 192"),
+        (
+            ["drafter=eagle3", f"drafter.path={GOLDEN / 'eagle3_safeai'}"],
+            r"made for 96, tiny-llama has 192",
+        ),
         (["drafter=mtp"], r"drafter\.path"),
     ],
 )

@@ -51,7 +51,7 @@ class SuffixRow:
         assert fresh.same_as(self.tree), "the suffix tree differs from that of its own ids"
 
 
-class RememberingRows(HistoryRows):
+class RememberingRows(HistoryRows[SuffixRow]):
     """Rows that know the earlier answers of their own namespace, and of no other."""
 
     def __init__(self, make: Callable[[], SuffixRow], memories: Memories):
