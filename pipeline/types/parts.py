@@ -266,8 +266,8 @@ class Depth(Part, Protocol):
         """Depth of each row for this round, 0..max; what the drafter is asked for."""
 
     def cut(self, batch: Batch, proposals: Seq[Seq[int]]) -> list[int]:
-        """How many leading ids of each row's proposal are verified. Called after `draft`; may look at
-        a proposal's length and `confidence`, not at its ids."""
+        """How many leading ids of each row's proposal are verified. Called after `draft`; decides by
+        lengths and `confidence`, never by the ids of this round's proposals."""
 
     def observe(self, batch: Batch, seconds: float) -> None:
         """The round just committed took this long from draft to commit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import weakref
 from collections import deque
@@ -11,6 +12,7 @@ from typing import Any
 from pipeline.types import Sequence
 
 SAMPLES = 15  # of a cost: the median of the latest
+SURE = 3  # samples; one or two may have met an interruption, or what a width costs only once
 SLOPE = 0.1  # of a pass's time: what one more column is taken to cost until it has been measured
 FADE = 0.8  # a round's weight after the next one with drafts
 WEIGHT = 2.0  # rounds that what is known beforehand counts for
@@ -32,8 +34,12 @@ class Odds:
         counts = ((min(accepted, 1), 1), (max(0, accepted - 1), judged - 1))
         for index, (right, seen) in enumerate(counts):
             if seen:
-                self._right[index] = self._right[index] * fade + right
-                self._seen[index] = self._seen[index] * fade + seen
+                self.judge(index, right, seen, fade)
+
+    def judge(self, index: int, right: int, seen: int, fade: float = FADE) -> None:
+        """Of `seen` drafts that were first ones (index 0) or later ones (1), how many were right."""
+        self._right[index] = self._right[index] * fade + right
+        self._seen[index] = self._seen[index] * fade + seen
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -52,7 +58,9 @@ class Odds:
 
 class Costs:
     """Seconds by (rows, width): the median of the latest that were seen, between two measured widths
-    on a line, beyond them by `SLOPE`. Of a number of rows never seen: those of the nearest one."""
+    on a line, beyond them by `SLOPE`. Of a number of rows never seen: those of the nearest one. A
+    width seen less than `SURE` times counts for no more than the others make likely: being wrong
+    about that costs few rounds, never trying it again may cost many."""
 
     def __init__(self) -> None:
         self._seen: dict[int, dict[int, deque[float]]] = {}
@@ -66,8 +74,12 @@ class Costs:
         if not self._seen:
             return unknown
         nearest = min(self._seen, key=lambda known: abs(known - rows))
-        known = {w: statistics.median(seen) for w, seen in self._seen[nearest].items()}
-        return known[width] if width in known else _between(known, width)
+        seen = self._seen[nearest]
+        known = {w: statistics.median(some) for w, some in seen.items()}
+        if width in known and (len(seen[width]) >= SURE or len(known) == 1):
+            return known[width]
+        measured = known.pop(width, math.inf)
+        return min(measured, _between(known, width))
 
 
 def _between(known: dict[int, float], width: int) -> float:
