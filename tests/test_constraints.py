@@ -141,7 +141,25 @@ def test_the_budget_and_completion_on_the_same_token():
             assert len(answer["token_ids"]) == min(room, 4)
 
 
+def test_a_model_that_loves_blanks_completes_its_json():
+    form = {"json_schema": {**SCHEMA, "properties": {**SCHEMA["properties"], "list": LIST}}}
+    blanks = {32: 60.0, 10: 60.0, 9: 60.0}
+    with serving("constraint=llguidance", "tier=none") as engine:
+        answer = engine.generate(prompt_ids(20), grammar=form, max_tokens=900, logit_bias=blanks)
+        short = engine.generate(prompt_ids(20), grammar=form, max_tokens=100, logit_bias=blanks)
+    assert answer["finish_reason"] == "stop"
+    assert set(json.loads(answer["text"])) >= {"name", "kind"}
+    assert 10 < max(map(len, re.findall(r"[ \n\t]+", answer["text"]))) <= 40
+    assert short["finish_reason"] == "length"  # so it says that it is not complete
+
+
+LIST = {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2}
 WRONG = {
+    "unknown": ({"json_schema": {"type": "object", "not": {"required": ["a"]}}}, "not"),
+    "deep": (
+        {"json_schema": {"properties": {"a": {"unevaluatedItems": True}}}},
+        "unevaluatedItems",
+    ),
     "schema": ({"json_schema": {"type": "objekt"}}, "objekt"),
     "regex": ({"regex": "(["}, "unclosed"),
     "lark": ({"lark": "start: foo"}, "foo"),
