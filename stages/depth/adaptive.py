@@ -13,6 +13,7 @@ from stages.depth.fixed import room
 
 POOL_FADE = 0.99  # what all rows have shown fades slowly
 PATIENCE = 128  # most rounds that a row waits before it tries again
+EVEN = 0.02  # rates that differ by less are alike: the longest of them is taken
 FREE = 0.02  # a drafter that takes less of a plain round than this is always asked
 
 
@@ -131,9 +132,9 @@ class Adaptive:
             for width in range(most + 1):
                 tokens[width] += gains[min(width, length)]
         rates = [tokens[w] / self._seconds(len(rows), w, drafting) for w in range(most + 1)]
-        best = max(range(most + 1), key=rates.__getitem__)
-        if rates[best] > rates[0] * (1 + self._margin):
-            return best
+        best = max(rates)
+        if best > rates[0] * (1 + self._margin):
+            return max(w for w in range(most + 1) if rates[w] >= best * (1 - EVEN))
         return self._try_again([row for row, length in zip(rows, lengths, strict=True) if length])
 
     def _seconds(self, rows: int, depth: int, drafting: bool) -> float:
