@@ -111,9 +111,9 @@ def test_json_of_a_schema_with_and_without_drafts(script):
     fields = {"json": SCHEMA, "disable_any_whitespace": True}
     asked = {"max_tokens": 80, "extra_body": {"structured_outputs": fields}}
     answers = []
-    for drafter, times in (("none", 1), ("cascade", 2)):
+    for recipe, times in ((("structured", "drafter=none"), 1), (("extract",), 2)):
         with (
-            pipeline.load("extract", f"drafter={drafter}", "tier=none") as engine,
+            pipeline.load(*recipe, "tier=none") as engine,
             serve_in_thread(engine, ServerSettings()) as base,
             openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0) as client,
         ):
