@@ -142,6 +142,8 @@ class GuardedRows:
     def mend(self, batch: Batch) -> list[str]:
         """Between rounds: start again what is broken, from what the target's rows hold, and give rows
         whose time is over their place back. Says what has failed since the last time."""
+        if self.size != len(batch.sequences):
+            return []  # they have not joined yet: a saved state is still being read
         held = [sequence.processed_ids for sequence in batch.sequences]
         try:
             if self.broken and (not held or not all(place.barred for place in self._places)):

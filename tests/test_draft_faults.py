@@ -154,6 +154,17 @@ def test_a_proposal_that_cannot_be_costs_its_row_only():
         side = Side("", 1, 2)
 
 
+def test_rows_that_have_not_joined_yet_are_left_alone():
+    """While a saved state is read, the batch has sequences and no rows."""
+    side = Side("make", 1)
+    side.rows.filter([])
+    assert side.rows.mend(side.batch) == []
+    side.said.where = ""
+    side.rows.prepare_append([[1]], [None]).commit()
+    side.rows.mend(side.batch)
+    assert side.round() == [True]
+
+
 def test_waits_double_and_end():
     trust, waits = Trust(), []
     for _ in range(4):

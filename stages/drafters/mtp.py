@@ -64,8 +64,9 @@ class MTP(NeuralDrafter[NextLayer]):
     def _checkpoint(self) -> Checkpoint:
         if self.path is not None:
             return read(self.path)
+        home = self.folder
         try:
-            return read(self.folder, "mtp.")
+            return read(home, "mtp.")
         except OpenError as error:
             raise OpenError(
                 f"{error} Conversions often leave the head out: take the original checkpoint's, "

@@ -1,4 +1,4 @@
-"""A warm start of drafters with weights of their own goes on with what they knew."""
+"""Drafters with weights of their own: a warm start goes on with what they knew, a depth cuts by it."""
 
 from __future__ import annotations
 
@@ -21,3 +21,15 @@ def test_a_warm_start_goes_on_with_the_drafters_state(kind, tmp_path):
     with serving("flow=plain", "drafter=none", "tier=none", chosen[0]) as engine:
         cold = engine.generate(chat, max_tokens=LENGTH, ignore_eos=True)
     assert warm["token_ids"] == cold["token_ids"]
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dspark"])
+def test_confidence_cuts_their_proposals(kind, tmp_path):
+    """Drafts nobody is sure of are not verified; the tokens stay what they are."""
+    answers = []
+    for least in (0.0, 1.0):
+        chosen = (*tiny_checkpoint(kind, tmp_path), "depth=confidence", f"depth.min_p={least}")
+        with serving("flow=speculative", "tier=none", *chosen) as engine:
+            answers.append(engine.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True))
+    assert answers[0]["token_ids"] == answers[1]["token_ids"]
+    assert answers[0]["speculation"]["drafted"] > 0 == answers[1]["speculation"]["drafted"]
