@@ -273,7 +273,7 @@ class Engine:
             began = time.perf_counter()
             self.pipeline.stages[name].run(batch)
             sequence.timings[name] = time.perf_counter() - began
-        sequence.deliver(Accepted(len(sequence.prompt_ids)))
+        sequence.deliver(Accepted(len(sequence.prompt_ids), sequence.thinking))
         if sequence.max_new == 0 and sequence.request.prompt_logprobs is None:
             sequence.finish_reason = "length"
             sequence.deliver(done(sequence))

@@ -382,4 +382,5 @@ def done(sequence: Sequence) -> Done:
     scored: list[PromptLogprob | None] = list(sequence.prompt_logprobs)
     if sequence.request.prompt_logprobs is not None and not sequence.cancelled:
         scored = [None, *scored]
-    return Done(reason, usage, sequence.seed, timings, speculation(sequence), tuple(scored))
+    told = (timings, speculation(sequence), tuple(scored), sequence.stop_string)
+    return Done(reason, usage, sequence.seed, *told)

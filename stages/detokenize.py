@@ -26,6 +26,7 @@ class Delivery:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: FinishReason | None = None
+    stop: str | None = None  # the stop string that is complete
 
 
 class Detokenize:
@@ -48,7 +49,7 @@ class Detokenize:
     reads = frozenset(
         {"emitted", "accepted", "output_ids", "max_new", "request", "sampler", "text_state"}
     )
-    writes = frozenset({"output_ids", "kept", "finish_reason", "text_state"})
+    writes = frozenset({"output_ids", "kept", "finish_reason", "stop_string", "text_state"})
     needs: Mapping[str, frozenset[str]] = {}
     thread = "owner"
 
@@ -71,7 +72,7 @@ class Detokenize:
         if delivery.text or delivery.token_ids:
             ids, logprobs = tuple(delivery.token_ids), tuple(delivery.logprobs)
             sequence.deliver(Delta(delivery.text, ids, logprobs))
-        sequence.finish_reason = delivery.finish
+        sequence.finish_reason, sequence.stop_string = delivery.finish, delivery.stop
 
     def _read(self, sequence: Sequence) -> Delivery:
         """Take tokens until one ends the row."""
@@ -95,8 +96,9 @@ class Detokenize:
 
     def _state(self, sequence: Sequence) -> TextState:
         if sequence.text_state is None:
-            stop = StopText(sequence.request.stop)
-            sequence.text_state = TextState(self._target.tokenizer.decoder(), stop)
+            request, tokenizer = sequence.request, self._target.tokenizer
+            shown = tokenizer.dialect.shown if request.marks else frozenset[int]()
+            sequence.text_state = TextState(tokenizer.decoder(shown), StopText(request.stop))
         state: TextState = sequence.text_state
         return state
 
@@ -107,19 +109,19 @@ def _satisfied(sequence: Sequence) -> bool:
 
 
 def _take(delivery: Delivery, state: TextState, emitted: Emitted) -> None:
-    text, stopped = state.stop.push(state.decoder.push(emitted.token_id))
+    text, delivery.stop = state.stop.push(state.decoder.push(emitted.token_id))
     delivery.text += text
     delivery.token_ids.append(emitted.token_id)
     if emitted.logprob is not None:
         delivery.logprobs.append(emitted.logprob)
-    if stopped:
+    if delivery.stop:
         delivery.finish = "stop"
         state.decoder.flush()  # what follows the stop string in this token is not content
 
 
 def _flush(delivery: Delivery, state: TextState) -> None:
     """The end of the text. The decoder's rest may still complete a stop string."""
-    text, stopped = state.stop.push(state.decoder.flush())
-    delivery.text += text if stopped else text + state.stop.flush()
-    if stopped:
-        delivery.finish = "stop"
+    text, stop = state.stop.push(state.decoder.flush())
+    delivery.text += text if stop else text + state.stop.flush()
+    if stop:
+        delivery.finish, delivery.stop = "stop", stop

@@ -17,16 +17,17 @@ class StopText:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
 
-    def push(self, piece: str) -> tuple[str, bool]:
-        """(text that may go out, whether a stop string is complete)."""
+    def push(self, piece: str) -> tuple[str, str | None]:
+        """(text that may go out, the stop string that is complete)."""
         text = self._held + piece
         found = [(at + len(s), at) for s in self._stops if (at := text.find(s)) >= 0]
         if found:
             self._held = ""
-            return text[: min(found)[1]], True
+            end, at = min(found)
+            return text[:at], text[at:end]
         keep = self._undecided(text)
         self._held = text[len(text) - keep :]
-        return text[: len(text) - keep], False
+        return text[: len(text) - keep], None
 
     def flush(self) -> str:
         """What was held back and did not become a stop string."""

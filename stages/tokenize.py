@@ -28,7 +28,16 @@ class Tokenize:
 
     reads = frozenset({"request"})
     writes = frozenset(
-        {"prompt_ids", "boundary", "namespace", "sampling", "seed", "max_new", "sampler"}
+        {
+            "prompt_ids",
+            "boundary",
+            "thinking",
+            "namespace",
+            "sampling",
+            "seed",
+            "max_new",
+            "sampler",
+        }
     )
     needs: dict[str, frozenset[str]] = {}
     thread = "prepare"
@@ -55,13 +64,14 @@ class Tokenize:
         sequence.prompt_ids = self._ids(request)
         sequence.max_new = self._room(request, len(sequence.prompt_ids))
         sequence.boundary = self._boundary(request, sequence.prompt_ids)
+        sequence.thinking = self._thinking(request, sequence)
         sequence.namespace = digest(self._namespace(request))
         lower = self.sampler.defaults.over(self.target.generation).over(NEUTRAL)
         sequence.sampling = request.sampling.over(lower)
         self._check_bias(sequence.sampling.logit_bias or ())
         seed = sequence.sampling.seed
         sequence.seed = secrets.randbits(63) if seed is None else seed
-        matcher = self.constraint.bind(request, self.target, sequence.prompt_ids)
+        matcher = self.constraint.bind(request, self.target, sequence.thinking)
         sequence.sampler = self.sampler.bind(
             sequence.sampling, sequence.seed, sequence.prompt_ids, request.logprobs, matcher
         )
@@ -117,6 +127,14 @@ class Tokenize:
             return 0
         shared = takewhile(lambda pair: pair[0] == pair[1], zip(history, prompt_ids, strict=False))
         return min(sum(1 for _ in shared), len(prompt_ids) - 1)
+
+    def _thinking(self, request: Request, sequence: Sequence) -> bool:
+        """Whether the prompt opens a reasoning section. In a chat only the reply's header can: what
+        users write of it does not count."""
+        if not (request.marks or request.grammar):
+            return False
+        header = sequence.boundary if request.messages is not None else 0
+        return self.target.tokenizer.dialect.opened(sequence.prompt_ids[header:])
 
     def _room(self, request: Request, prompt_len: int) -> int:
         """Ceiling on emitted tokens; with it no position at or past the context is ever run."""

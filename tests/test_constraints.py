@@ -200,7 +200,7 @@ def constraint():
 def bind(constraint, form):
     ((kind, source),) = form.items()
     grammar = make_grammar(kind, source, "grammar")
-    return constraint.bind(Request("r", text="x", grammar=grammar), TARGET, [1])
+    return constraint.bind(Request("r", text="x", grammar=grammar), TARGET, False)
 
 
 def test_a_mask_leaves_legal_scores_alone_and_forbids_the_rest(constraint):
@@ -252,7 +252,7 @@ def test_penalties_and_noise_see_only_legal_tokens(constraint):
 
 
 def test_nothing_is_forbidden_while_the_model_thinks(constraint):
-    marks = Marks(1, 2)
+    marks = Marks((1,), (2,))
     scores = np.ones(258, np.float32)
 
     def allowed(matcher):
@@ -274,7 +274,19 @@ def test_nothing_is_forbidden_while_the_model_thinks(constraint):
     assert allowed(fresh) == {1, 97}
     fresh.push(97)
     assert allowed(fresh) == {98}
-    assert marks.open_in([5, 1, 7])
-    assert not marks.open_in([5, 1, 7, 2, 9])
-    assert not marks.open_in([5])
-    assert Marks.find(ByteTokens(None), "<think>", "</think>") is None
+    assert Marks.find(ByteTokens(None)) is None
+
+
+def test_marks_of_several_tokens(constraint):
+    """A first token that begins the mark is followed by its rest; the end may arrive in pieces."""
+    scores = np.ones(258, np.float32)
+    row = AfterReasoning(bind(constraint, {"regex": "ab"}), Marks((1, 50), (2, 51)), inside=False)
+    assert row.legal([1, 50, 9, 2, 2, 51, 97, 99]) == 7
+    assert row.legal([1, 51]) == 1
+    for token, allowed in ((1, {50}), (50, None), (2, None), (2, None), (51, {97}), (97, {98})):
+        row.push(token)
+        legal = set(np.flatnonzero(np.isfinite(row.mask(scores))))
+        assert legal == allowed or (allowed is None and len(legal) == 258)
+    row.restart([1, 50, 2])
+    assert row.legal([51, 97, 98]) == 3
+    assert row.legal([7, 51, 97]) == 3

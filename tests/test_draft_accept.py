@@ -171,7 +171,7 @@ class Watched(Sequence):
 def test_stages_touch_what_they_declare_and_nothing_else():
     sequence = Watched(Request(id="r", stop=("x",)), lambda event: None, prompt_ids=[1], max_new=9)
     sequence.sampler, sequence.pending = Standard().bind(NEUTRAL, 0, [1], None), 1
-    tokenizer = SimpleNamespace(decoder=lambda: SimpleNamespace(push=str, flush=str))
+    tokenizer = SimpleNamespace(decoder=lambda shown: SimpleNamespace(push=str, flush=str))
     target = SimpleNamespace(**vars(TARGET), tokenizer=tokenizer)
     batch = Batch([sequence], None, Stub([[2, 3]]))
     for stage in (

@@ -50,7 +50,7 @@ from pipeline.types.sequence import (
     State,
 )
 from pipeline.types.sharing import Limits, Scheduler
-from pipeline.types.text import Tokenizer
+from pipeline.types.text import Dialect, Tokenizer, ToolCall
 from pipeline.types.trust import Trust
 
 __all__ = [
@@ -67,6 +67,7 @@ __all__ = [
     "Delta",
     "Depth",
     "Device",
+    "Dialect",
     "Done",
     "DraftRows",
     "Drafter",
@@ -102,6 +103,7 @@ __all__ = [
     "Tier",
     "TokenLogprob",
     "Tokenizer",
+    "ToolCall",
     "Trust",
     "Usage",
 ]

@@ -354,8 +354,9 @@ class Matcher(Protocol):
 class Constraint(Part, Protocol):
     """Compiles a request's grammar; on the preparation pool, so safe on any thread."""
 
-    def bind(self, request: Request, target: Target, prompt_ids: Seq[int]) -> Matcher:
-        """A free matcher for a request without a grammar. RequestError that says where, if the
+    def bind(self, request: Request, target: Target, thinking: bool) -> Matcher:
+        """A free matcher for a request without a grammar. `thinking`: the answer begins inside a
+        reasoning section, which no grammar binds. RequestError that says where, if the
         grammar cannot be compiled or this option takes none."""
 
 

@@ -59,6 +59,8 @@ class Request:
     prompt_logprobs: int | None = None  # None: off; n: every prompt token and the n best
     ignore_eos: bool = False  # go on after EOS (benchmarks)
     prefill_chunk: int | None = None  # tokens
+    marks: bool = False  # text of special tokens around reasoning and tool calls is delivered too
+    group: str | None = None  # choices of one prompt, which they prefill once
     template_args: Mapping[str, Any] = field(default_factory=dict)
     client: str = ""  # fairness key; never part of a namespace
     priority: int = 0  # higher is sooner
@@ -131,6 +133,7 @@ class Accepted:
     """The request passed admission; it has this many prompt tokens."""
 
     prompt_tokens: int
+    thinking: bool = False  # the prompt leaves the answer in the middle of reasoning
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,7 @@ class Done:
     speculation: Speculation
     # where they were asked for: one entry a prompt token, None for the first, which follows nothing
     prompt_logprobs: tuple[PromptLogprob | None, ...] = ()
+    stop_string: str | None = None  # which of the request's ended it
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,7 @@ class Sequence:
     processed_ids: list[int] = field(default_factory=list)  # exactly what the target rows hold
     snapshot_len: int = 0  # next length whose state is to be published during prefill; 0: none
     captured_len: int = 0  # longest length already published
+    thinking: bool = False  # the prompt ends inside a reasoning section
     prompt_logprobs: list[PromptLogprob] = field(default_factory=list)  # of prompt_ids[1:]
     prompt_hidden: Any = None  # hidden_WD of the chunk just run, where its tokens are scored
     score_state: Any = None  # score's own: the stored reference and what is being recorded
@@ -87,6 +88,7 @@ class Sequence:
     kept: int = 0  # window inputs that stay in the rows: 1 + delivered drafts, or 0
     output_ids: list[int] = field(default_factory=list)  # every delivered token, EOS included
     finish_reason: FinishReason | None = None
+    stop_string: str | None = None  # of the request, where it ended the row
 
     # engine
     cancelled: bool = False

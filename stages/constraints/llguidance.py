@@ -62,14 +62,13 @@ class GrammarMatcher:
 class LLGuidance:
     """Compiles a request's grammar to a matcher, in milliseconds for ordinary schemas.
 
-    `reasoning_begin` and `reasoning_end` are the tokens around a thinking section, in which nothing
-    is forbidden; empty: none. A row ends as soon as its grammar can take nothing more.
+    Nothing is forbidden in a reasoning section of the model's dialect. A row ends as soon as its
+    grammar can take nothing more.
     """
 
     can = frozenset({"force"})
 
-    def __init__(self, *, reasoning_begin: str = "<think>", reasoning_end: str = "</think>"):
-        self._begin, self._end = reasoning_begin, reasoning_end
+    def __init__(self) -> None:
         self._lock = Lock()
         self._vocabulary: tuple[Target, Any, Marks | None] | None = None
 
@@ -81,14 +80,14 @@ class LLGuidance:
     def close(self) -> None:
         self._vocabulary = None
 
-    def bind(self, request: Request, target: Target, prompt_ids: Seq[int]) -> Matcher:
+    def bind(self, request: Request, target: Target, thinking: bool) -> Matcher:
         if request.grammar is None:
             return Free()
         tokens, marks = self._tokens(target)
         matcher = self._compiled(request.grammar, tokens)
         if marks is None:
             return matcher
-        return AfterReasoning(matcher, marks, marks.open_in(prompt_ids))
+        return AfterReasoning(matcher, marks, thinking)
 
     def _compiled(self, grammar: Grammar, tokens: Any) -> GrammarMatcher:
         try:
@@ -119,7 +118,7 @@ class LLGuidance:
         """The target's vocabulary as the library wants it; built once, by the first who needs it."""
         with self._lock:
             if self._vocabulary is None or self._vocabulary[0] is not target:
-                marks = Marks.find(target.tokenizer, self._begin, self._end)
+                marks = Marks.find(target.tokenizer)
                 tokens = self._library.LLTokenizer(
                     self._library.TokenizerWrapper(Vocabulary(target)),
                     n_vocab=target.vocab_size,

@@ -37,7 +37,7 @@ class NoConstraint:
 
     def close(self) -> None: ...
 
-    def bind(self, request: Request, target: Target, prompt_ids: Seq[int]) -> Matcher:
+    def bind(self, request: Request, target: Target, thinking: bool) -> Matcher:
         if request.grammar is not None:
             field = request.grammar.field
             message = (

@@ -11,8 +11,9 @@ import numpy as np
 
 from pipeline.errors import at_least
 from pipeline.identity import digest
-from pipeline.types import Device, LayerSpec, Sampling
+from pipeline.types import Device, Dialect, LayerSpec, Sampling
 from stages.models.text.chat_template import ChatTemplate, template_source
+from stages.models.text.dialect import TemplateDialect
 from stages.models.text.pieces import BytesDecoder, join
 from stages.models.text.tokens import no_template, well_formed
 
@@ -134,6 +135,7 @@ class ByteTokens:
         self.template, self.special_ids = template, frozenset({BOS, EOS})
         self.identity = digest({"bytes": 1, "template": template})
         self._chat = ChatTemplate(template, {}) if template else None
+        self.dialect: Dialect = TemplateDialect(self, self._chat)
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         return list(well_formed(text).encode())
@@ -143,7 +145,7 @@ class ByteTokens:
     ) -> list[int]:
         if self._chat is None:
             raise no_template()
-        return self.encode(self._chat.render(messages, args, reply))
+        return self.encode(self._chat.render(messages, args, reply, self.dialect.native))
 
     def decode(self, ids: Iterable[int]) -> str:
         return join(self.decoder(), ids)
@@ -153,5 +155,5 @@ class ByteTokens:
             return bytes([token_id])
         return {BOS: b"<bos>", EOS: b"<eos>"}.get(token_id, b"")
 
-    def decoder(self) -> BytesDecoder:
-        return BytesDecoder(self.token_bytes, self.special_ids)
+    def decoder(self, shown: frozenset[int] = frozenset()) -> BytesDecoder:
+        return BytesDecoder(self.token_bytes, self.special_ids - shown)

@@ -31,7 +31,13 @@ def hf_tokens(folder: Path, template: str | None) -> tuple[Tokens, frozenset[int
     source, origin = chat_template(folder, config, template)
     pieces, strip = _pieces(json.loads(backend.to_str())["decoder"])
     tokens = Tokens(
-        backend, special, pieces, template=source, identity=_identity(folder, source), strip=strip
+        backend,
+        special,
+        pieces,
+        template=source,
+        identity=_identity(folder, source),
+        strip=strip,
+        parser=config.get("tool_parser_type"),
     )
     eos = backend.token_to_id(special.words.get("eos_token", ""))
     return tokens, frozenset() if eos is None else frozenset({eos}), origin

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import OpenError, RequestError
+from stages.models.text.tool_prompt import speaks_of_tools, with_tools
+
+Messages = Sequence[Mapping[str, Any]]
 
 
 class ChatTemplate:
@@ -16,7 +19,7 @@ class ChatTemplate:
     loop controls, `raise_exception`, `strftime_now` and a plain `tojson`. Safe on any thread."""
 
     def __init__(self, source: str, words: Mapping[str, str]):
-        from jinja2 import TemplateError
+        from jinja2 import TemplateError, meta
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         environment = ImmutableSandboxedEnvironment(
@@ -26,14 +29,27 @@ class ChatTemplate:
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
         self.source, self.words = source, dict(words)
         try:
-            self._template = environment.from_string(_without_marks(source))
+            plain = _without_marks(source)
+            self._template = environment.from_string(plain)
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(plain)))
         except TemplateError as error:
             raise OpenError(f"The chat template is no valid Jinja: {error}") from error
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], args: Mapping[str, Any], reply: bool
+        self, messages: Messages, args: Mapping[str, Any], reply: bool, knows_tools: bool = True
     ) -> str:
-        """RequestError with the template's own words where it refuses these messages."""
+        """RequestError with the template's own words where it refuses these messages. One that does not
+        know tools gets them, calls and results as text."""
+        tools = args.get("tools") or ()
+        if knows_tools or not (tools or speaks_of_tools(messages)):
+            return self._filled(messages, args, reply)
+        args = {**args, "tools": None}
+        try:
+            return self._filled(with_tools(messages, tools, system=True), args, reply)
+        except RequestError:  # some take no system message
+            return self._filled(with_tools(messages, tools, system=False), args, reply)
+
+    def _filled(self, messages: Messages, args: Mapping[str, Any], reply: bool) -> str:
         values = self.words | {"tools": None, "documents": None} | dict(args)
         try:
             return self._template.render(

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import RequestError
+from pipeline.types import Dialect
 from stages.models.text.chat_template import ChatTemplate
+from stages.models.text.dialect import TemplateDialect
 from stages.models.text.pieces import BytesDecoder, PieceBytes, TextDecoder, join
 
 NO_TEMPLATE = (
@@ -40,12 +42,14 @@ class Tokens:
         template: str | None,
         identity: str,
         strip: bool = False,
+        parser: str | None = None,  # of mlx_lm.tool_parsers; None: the template tells
     ):
         self._backend, self._special, self._pieces, self._strip = backend, special, pieces, strip
         added = backend.get_added_tokens_decoder()
         self._added = {index: token.content for index, token in added.items()}
         self.template, self.identity, self.special_ids = template, identity, special.skip
         self._chat = ChatTemplate(template, special.words) if template else None
+        self.dialect: Dialect = TemplateDialect(self, self._chat, parser)
 
     def save(self, path: Path) -> None:
         """Write a `tokenizer.json` that other programs read."""
@@ -63,7 +67,7 @@ class Tokens:
     ) -> list[int]:
         if self._chat is None:
             raise no_template()
-        return self.encode(self._chat.render(messages, args, reply))
+        return self.encode(self._chat.render(messages, args, reply, self.dialect.native))
 
     def decode(self, ids: Iterable[int]) -> str:
         return join(self.decoder(), ids)
@@ -79,10 +83,19 @@ class Tokens:
             return self._backend.decode([token_id], skip_special_tokens=False).encode()
         return self._pieces(piece)
 
-    def decoder(self) -> BytesDecoder | TextDecoder:
+    def decoder(self, shown: frozenset[int] = frozenset()) -> BytesDecoder | TextDecoder:
+        skip = self._special.skip - shown
         if self._pieces is None:
-            return TextDecoder(self._backend.decode)
-        return BytesDecoder(self.token_bytes, self._special.skip, self._strip)
+            return TextDecoder(
+                lambda ids: self._decoded(ids, skip) if shown else self._decoded(ids)
+            )
+        return BytesDecoder(self.token_bytes, skip, self._strip)
+
+    def _decoded(self, ids: list[int], skip: frozenset[int] | None = None) -> str:
+        if skip is None:
+            return str(self._backend.decode(ids))
+        kept = [i for i in ids if i not in skip]
+        return str(self._backend.decode(kept, skip_special_tokens=False))
 
 
 def no_template() -> RequestError:
