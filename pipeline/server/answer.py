@@ -27,6 +27,8 @@ class Choice:
     """How far one choice is."""
 
     accepted: bool = False
+    prompt_tokens: int = 0
+    thinking: bool = False  # the prompt has opened its reasoning
     last: float = 0.0  # when its latest tokens came (perf_counter, seconds); 0: none yet
     tokens: int = 0  # given out so far; an EOS is not among them
     done: Done | None = None
@@ -100,8 +102,8 @@ class Answer:
     def _note(self, choice: Choice, item: Stamped) -> bool:
         """Keep the books; whether the event is the reply's business."""
         match item.event:
-            case Accepted():
-                choice.accepted = True
+            case Accepted(prompt_tokens=tokens, thinking=thinking):
+                choice.accepted, choice.prompt_tokens, choice.thinking = True, tokens, thinking
                 return False
             case Delta(token_ids=ids):
                 choice.tokens += len(ids)

@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pipeline.server.chat import Chat
 from pipeline.server.completions import Completions
 from pipeline.server.contract import ServedEngine
+from pipeline.server.endpoint import Generation
 from pipeline.server.errors import reply
+from pipeline.server.messages import Messages
 from pipeline.server.metrics import Metrics
+from pipeline.server.responses import Responses
 from pipeline.server.settings import ServerSettings
 from pipeline.server.status import Status
+from pipeline.server.tokens import Tokens, routes_of
+from pipeline.server.writer import Family
 
 
 def create_app(engine: ServedEngine, settings: ServerSettings) -> Starlette:
     """The whole HTTP surface of an open engine; starts and stops nothing."""
     metrics = Metrics(engine)
-    routes = _routes(Completions(engine, settings, metrics), Status(engine, metrics))
+    families: dict[str, Family] = {
+        "/v1/chat/completions": Chat(),
+        "/v1/completions": Completions(),
+        "/v1/messages": Messages(),
+        "/v1/responses": (responses := Responses(settings.store())),
+    }
+    routes = [
+        Route(path, _endpoint(Generation(engine, settings, metrics, family)), methods=["POST"])
+        for path, family in families.items()
+    ]
+    tokens = routes_of(Tokens(engine, settings))
+    routes += [Route(path, answer, methods=["POST"]) for path, answer in tokens.items()]
+    routes += [
+        Route("/v1/responses/{name}", responses.stored, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{name}/input_items", responses.input_items),
+        *_routes(Status(engine, metrics)),
+    ]
     app = Starlette(
         routes=routes,
         middleware=[Middleware(Front, metrics=metrics, paths={r.path for r in routes})],
@@ -30,10 +55,17 @@ def create_app(engine: ServedEngine, settings: ServerSettings) -> Starlette:
     return app
 
 
-def _routes(answers: Completions, status: Status) -> list[Route]:
+def _endpoint(family: Generation) -> Callable[[Request], Awaitable[Response]]:
+    """Starlette takes an object that can be called for an ASGI app; this is a function."""
+
+    async def answer(request: Request) -> Response:
+        return await family(request)
+
+    return answer
+
+
+def _routes(status: Status) -> list[Route]:
     return [
-        Route("/v1/chat/completions", answers.chat, methods=["POST"]),
-        Route("/v1/completions", answers.text, methods=["POST"]),
         Route("/v1/models", status.models),
         Route("/v1/models/{name:path}", status.model),
         Route("/v1/sessions/{name:path}", status.close_session, methods=["DELETE"]),

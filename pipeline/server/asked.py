@@ -1,17 +1,17 @@
-"""From a checked body to engine requests: what one HTTP request asks for, endpoint by endpoint."""
+"""From a checked body to engine requests: what one HTTP request asks for, whatever its family."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
-from uuid import uuid4
 
 from pipeline.server.errors import invalid
 from pipeline.server.grammars import wanted_grammar
 from pipeline.server.neutral import check_neutral
-from pipeline.server.schema import ChatBody, Common, Message, TextBody, TextPart, read
-from pipeline.types import Request, Sampling
+from pipeline.server.schema import Body, Common
+from pipeline.server.tools import Toolbox
+from pipeline.types import Dialect, Request, Sampling
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,11 @@ class Asked:
 
     id: str
     requests: tuple[Request, ...]
-    n: int
-    stream: bool
-    include_usage: bool
-    ignored: tuple[str, ...]  # unknown parameters, for the Warning header
+    body: Body  # in its family's words
+    n: int = 1
+    stream: bool = False
+    ignored: tuple[str, ...] = ()  # parameters without effect, for the Warning header
+    tools: Toolbox | None = None
 
 
 @dataclass(frozen=True)
@@ -35,37 +36,11 @@ class Bounds:
     max_open: int  # requests that run and wait: more choices would be refused for ever
     client: str  # who asks, if the body does not say
     priorities: bool  # whether a request's priority changes anything
+    dialect: Dialect = field(repr=False)
 
 
-def chat(value: Mapping[str, Any], bounds: Bounds) -> Asked:
-    """RequestError for anything that is wrong or not honoured."""
-    body = read(ChatBody, value)
-    messages, ignored = _messages(body.messages)
-    if body.top_logprobs and not body.logprobs:
-        raise invalid("top_logprobs: needs logprobs to be true.", "top_logprobs")
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    base = replace(
-        _request(body, f"chatcmpl-{uuid4().hex}", bounds),
-        messages=messages,
-        max_tokens=limit,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        template_args=body.chat_template_kwargs,
-    )
-    return _asked(body, [base], bounds, ignored)
-
-
-def text(value: Mapping[str, Any], bounds: Bounds) -> Asked:
-    """RequestError for anything that is wrong or not honoured."""
-    body = read(TextBody, value)
-    base = replace(
-        _request(body, f"cmpl-{uuid4().hex}", bounds),
-        max_tokens=body.max_tokens,
-        logprobs=body.logprobs,
-    )
-    return _asked(body, [_prompt(base, prompt, bounds) for prompt in body.prompt], bounds, [])
-
-
-def _request(body: Common, name: str, bounds: Bounds) -> Request:
+def base_request(body: Common, name: str, bounds: Bounds) -> Request:
+    """What both of OpenAI's completion endpoints say alike."""
     return Request(
         id=name,
         sampling=_sampling(body, bounds),
@@ -97,15 +72,15 @@ def _sampling(body: Common, bounds: Bounds) -> Sampling:
     )
 
 
-def _prompt(base: Request, prompt: str | list[int], bounds: Bounds) -> Request:
-    if isinstance(prompt, str):
-        return replace(base, text=prompt)
-    if not all(0 <= token < bounds.vocab_size for token in prompt):
-        raise invalid(f"prompt: a token id is not in 0..{bounds.vocab_size - 1}.", "prompt")
-    return replace(base, token_ids=tuple(prompt))
-
-
-def _asked(body: Common, prompts: list[Request], bounds: Bounds, ignored: Iterable[str]) -> Asked:
+def asked(
+    body: Common,
+    prompts: Sequence[Request],
+    bounds: Bounds,
+    *,
+    ignored: Iterable[str] = (),
+    tools: Toolbox | None = None,
+) -> Asked:
+    """All choices of all prompts. RequestError for parameters that exclude each other."""
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options: only allowed when stream is true.", "stream_options")
     if body.prompt_logprobs is not None and body.stream:
@@ -115,9 +90,10 @@ def _asked(body: Common, prompts: list[Request], bounds: Bounds, ignored: Iterab
     return Asked(
         id=prompts[0].id,
         requests=tuple(_numbered(prompts, n)),
+        body=body,
         n=n,
         stream=bool(body.stream),
-        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        tools=tools,
         ignored=(
             *check_neutral(body.model_extra or {}),
             *ignored,
@@ -141,9 +117,9 @@ def _odd_options(body: Common) -> list[str]:
     return [f"stream_options.{name}" for name in (options and options.model_extra) or ()]
 
 
-def _numbered(prompts: list[Request], n: int) -> Iterable[Request]:
+def _numbered(prompts: Sequence[Request], n: int) -> Iterable[Request]:
     """Choice c of a prompt draws with seed + c, so that n choices differ and can be had again. The
-    prompt is scored once, with its first choice."""
+    prompt is prefilled once for all of them, and scored with its first."""
     if len(prompts) * n == 1:
         yield prompts[0]
         return
@@ -152,35 +128,12 @@ def _numbered(prompts: list[Request], n: int) -> Iterable[Request]:
         seed = base.sampling.seed
         if seed is not None:
             seed = (seed + index % n) % 2**63
-        base = replace(base, id=f"{base.id}-{index}", sampling=replace(base.sampling, seed=seed))
+        group = f"{base.id}-{index // n}" if n > 1 else None
+        sampling = replace(base.sampling, seed=seed)
+        base = replace(base, id=f"{base.id}-{index}", sampling=sampling, group=group)
         yield replace(base, prompt_logprobs=None) if index % n else base
 
 
-def _messages(messages: list[Message]) -> tuple[tuple[dict[str, Any], ...], list[str]]:
-    plain, ignored = [], []
-    for i, message in enumerate(messages):
-        plain.append(_message(message, f"messages[{i}]"))
-        ignored += [f"messages[{i}].{name}" for name in message.model_extra or {}]
-    return tuple(plain), ignored
-
-
-def _message(message: Message, where: str) -> dict[str, Any]:
-    """The message as templates read it: text joined, `developer` is called system, nothing null."""
-    data = message.model_dump(exclude_none=True, include=set(Message.model_fields))
-    content = message.content
-    if isinstance(content, list) and content:
-        content = "".join(_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
-    if content is None and message.role == "assistant" and message.tool_calls:
-        content = ""
-    if not isinstance(content, str):
-        message_text = f"{where}.content: must be a string or a list of text parts."
-        raise invalid(message_text, f"{where}.content", "invalid_type")
-    role = "system" if message.role == "developer" else message.role
-    return {**data, "role": role, "content": content}
-
-
-def _part(part: Any, where: str) -> str:
-    if isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] != "text":
-        message = f"{where}.type: only text parts are supported."
-        raise invalid(message, f"{where}.type", "unsupported_value")
-    return read(TextPart, part, where).text
+def include_usage(asked: Asked) -> bool:
+    options: Any = getattr(asked.body, "stream_options", None)
+    return bool(options and options.include_usage)

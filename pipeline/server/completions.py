@@ -1,78 +1,108 @@
-"""POST /v1/chat/completions and /v1/completions: one path from body to reply for both."""
+"""POST /v1/completions"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+from uuid import uuid4
 
-from starlette.requests import Request
-from starlette.responses import Response
+from pydantic import Field
 
-from pipeline.server import asked as read
 from pipeline.server.answer import Answer
-from pipeline.server.asked import Asked, Bounds
-from pipeline.server.body import read_object
+from pipeline.server.asked import Asked, Bounds, asked, base_request
 from pipeline.server.contract import ServedEngine
-from pipeline.server.errors import JSON
-from pipeline.server.metrics import Metrics
-from pipeline.server.neutral import warning
-from pipeline.server.replies import Scribe
-from pipeline.server.settings import ServerSettings
-from pipeline.server.shapes import ChatShape, Shape, TextShape
-from pipeline.server.streaming import EventStream
-from pipeline.types import Delta
-
-Reader = Callable[[Mapping[str, Any], Bounds], Asked]
+from pipeline.server.errors import invalid
+from pipeline.server.logprobs import Logprobs, TextLogprobs
+from pipeline.server.replies import Chunks
+from pipeline.server.schema import Common, Prompt, read
+from pipeline.server.voices import News, Voice
+from pipeline.types import Request, TokenLogprob
 
 
-@dataclass(frozen=True)
+class TextBody(Common):
+    prompt: Prompt
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+
+
 class Completions:
-    """Both endpoints over one engine."""
+    """The family of text completions."""
 
-    engine: ServedEngine
-    settings: ServerSettings
-    metrics: Metrics
+    def read(self, value: Mapping[str, Any], bounds: Bounds) -> Asked:
+        body = read(TextBody, value)
+        if body.best_of not in (None, body.n or 1):
+            raise invalid("best_of: only what n is.", "best_of", "unsupported_parameter")
+        scored = body.logprobs if body.echo else None
+        if scored is not None and body.stream:
+            raise invalid("echo: not with both logprobs and stream.", "echo", "unsupported_value")
+        base = replace(
+            base_request(body, f"cmpl-{uuid4().hex}", bounds),
+            max_tokens=body.max_tokens,
+            logprobs=body.logprobs,
+        )
+        if scored is not None and body.prompt_logprobs is None:
+            base = replace(base, prompt_logprobs=scored)
+        return asked(body, [_prompt(base, prompt, bounds) for prompt in body.prompt], bounds)
 
-    async def chat(self, request: Request) -> Response:
-        return await self._respond(request, read.chat, ChatShape())
-
-    async def text(self, request: Request) -> Response:
-        return await self._respond(request, read.text, TextShape())
-
-    async def _respond(self, request: Request, reader: Reader, shape: Shape) -> Response:
-        body = await read_object(request, self.settings.max_body_bytes)
-        asked = reader(body, self._bounds(request))
-        answer = Answer(self.engine, asked, self.metrics)
-        try:
-            await answer.open(request.receive)
-            scribe = Scribe(shape, answer, self.engine)
-            if asked.stream:
-                return self._stream(answer, scribe)
-            reply = await self._whole(answer, scribe)
-        except BaseException:
-            answer.close()
-            raise
-        answer.close()
-        return reply
-
-    def _bounds(self, request: Request) -> Bounds:
-        client = request.client.host if request.client else ""
-        info = self.engine.target_info
-        most = self.settings.max_choices
-        return Bounds(info["vocab_size"], most, info["max_open"], client, info["priorities"])
-
-    def _stream(self, answer: Answer, scribe: Scribe) -> Response:
-        return EventStream(answer, scribe, _headers(answer.asked), self.settings.keepalive_s)
-
-    async def _whole(self, answer: Answer, scribe: Scribe) -> Response:
-        deltas: list[list[Delta]] = [[] for _ in answer.choices]
-        while not answer.finished:
-            for item in await answer.events():
-                if isinstance(item.event, Delta):
-                    deltas[item.index].append(item.event)
-        return JSON(scribe.whole(deltas), headers=_headers(answer.asked))
+    def writer(self, answer: Answer, engine: ServedEngine) -> TextWriter:
+        return TextWriter(answer, engine)
 
 
-def _headers(asked: Asked) -> dict[str, str]:
-    return {"x-request-id": asked.id, **warning(asked.ignored)}
+def _prompt(base: Request, prompt: str | list[int], bounds: Bounds) -> Request:
+    if isinstance(prompt, str):
+        return replace(base, text=prompt)
+    if not all(0 <= token < bounds.vocab_size for token in prompt):
+        raise invalid(f"prompt: a token id is not in 0..{bounds.vocab_size - 1}.", "prompt")
+    return replace(base, token_ids=tuple(prompt))
+
+
+class TextWriter(Chunks):
+    whole_name = chunk_name = "text_completion"
+
+    def __init__(self, answer: Answer, engine: ServedEngine):
+        super().__init__(answer, engine)
+        self._echo = bool(answer.asked.body.echo)  # type: ignore[attr-defined]
+
+    def logprobs(self, top: int) -> Logprobs:
+        return TextLogprobs(self.tokenizer, top)
+
+    def opening(self) -> Iterable[bytes]:
+        for index in range(len(self.voices)) if self._echo else ():
+            yield self.chunk(index, {"text": self._prompt(index)})
+
+    def parts(self, index: int, news: News) -> list[dict[str, Any]]:
+        text = "".join(getattr(piece, "text", "") for piece in news.pieces)
+        return [{"text": text}] if text else []
+
+    def parts_of_nothing(self) -> dict[str, Any]:
+        return {"text": ""}
+
+    def ending(self) -> dict[str, Any]:
+        return {"text": ""}
+
+    def whole_choice(self, index: int, voice: Voice) -> dict[str, Any]:
+        if not self._echo:
+            return {"text": voice.content, **self.prompt_scores(index)}
+        text = self._prompt(index) + voice.content
+        scored = self.answer.asked.requests[index].logprobs is not None
+        logprobs = {"logprobs": self._echoed(index, voice)} if scored else {}
+        asked = self.answer.asked.body.prompt_logprobs is not None  # type: ignore[attr-defined]
+        return {"text": text, **logprobs, **(self.prompt_scores(index) if asked else {})}
+
+    def _prompt(self, index: int) -> str:
+        request = self.answer.asked.requests[index]
+        if request.text is not None:
+            return request.text
+        return self.tokenizer.decode(request.token_ids or ())
+
+    def _echoed(self, index: int, voice: Voice) -> dict[str, Any]:
+        """The prompt's tokens before the answer's; the first follows nothing and has no number."""
+        first = self.voices[index - index % self.answer.asked.n].done
+        request = self.answer.asked.requests[index]
+        assert first is not None and request.logprobs is not None
+        ids: Sequence[int] = request.token_ids or self.tokenizer.encode(request.text or "")
+        form = TextLogprobs(self.tokenizer, request.logprobs)
+        entries = [TokenLogprob(e.token_id, e.logprob, e.top) for e in first.prompt_logprobs if e]
+        return form.take([TokenLogprob(ids[0], 0.0), *entries, *voice.entries], first=None)

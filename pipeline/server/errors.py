@@ -1,4 +1,5 @@
-"""Every error reply: `{"error": {message, type, param, code}}` in plain-ASCII JSON.
+"""Every error reply, in plain-ASCII JSON: OpenAI's `{"error": {message, type, param, code}}`, and for
+/v1/messages Anthropic's `{"type": "error", "error": {type, message}}`.
 
 400 the request is wrong · 404/405 the address is · 413 the body is too large · 429 the queue is
 full (Retry-After) · 499 the client left (nobody reads it) · 500 our fault · 503 no engine.
@@ -11,6 +12,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -22,6 +24,18 @@ from pipeline.errors import BusyError, ClosedError, HeadraceError, RequestError
 log = logging.getLogger("headrace.server")
 
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
+INVALID = "invalid_request_error"
+ANTHROPIC = MappingProxyType(
+    {
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        503: "overloaded_error",
+    }
+)
 
 
 class ClientGone(Exception):
@@ -42,6 +56,14 @@ class Fault:
     def body(self) -> dict[str, Any]:
         named = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": named}
+
+    def anthropic(self) -> dict[str, Any]:
+        kind = ANTHROPIC.get(self.status, "api_error" if self.status >= 500 else INVALID)
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def told_at(self, path: str) -> dict[str, Any]:
+        """In the words of the family that is asked there."""
+        return self.anthropic() if path.startswith("/v1/messages") else self.body()
 
 
 class JSON(Response):
@@ -96,4 +118,4 @@ async def reply(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, ascii(request.url.path), exc_info=error)
     else:
         log.info("%d %s %s", fault.status, ascii(request.url.path), ascii(fault.message))
-    return JSON(fault.body(), fault.status, dict(fault.headers))
+    return JSON(fault.told_at(request.url.path), fault.status, dict(fault.headers))

@@ -51,7 +51,14 @@ class TextLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._chars = 0
 
-    def take(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def take(self, entries: Sequence[TokenLogprob], first: float | None = 0.0) -> dict[str, Any]:
+        """`first` None: these begin with a prompt, whose first token follows nothing."""
+        form = self._lists(entries)
+        if first is None:
+            form["token_logprobs"][0] = form["top_logprobs"][0] = None
+        return form
+
+    def _lists(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         return {
             "tokens": [self._name(entry.token_id) for entry in entries],
             "token_logprobs": [finite(entry.logprob) for entry in entries],
@@ -73,7 +80,8 @@ class TextLogprobs:
 
     def _offset(self, token_id: int) -> int:
         start = self._chars
-        self._chars += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+        if token_id not in self._tokenizer.special_ids:
+            self._chars += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
         return start
 
 

@@ -82,18 +82,36 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "store": ANY,
         "metadata": ANY,
         "service_tier": ANY,
+        "cache_control": ANY,
+        "betas": ANY,
+        "diagnostics": ANY,
+        "inference_geo": ANY,
+        "speed": ("standard",),
+        "container": (),
+        "mcp_servers": ([],),
+        "context_management": (),
+        "conversation": (),
+        "background": (False,),
+        "background_options": ANY,
+        "max_tool_calls": ANY,  # of tools that run at the server: there are none
+        "moderation": (),
+        "prompt_cache_options": ANY,
+        "top_logprobs": ZERO,
         "safety_identifier": ANY,
     }
 )
 
 
-def check_neutral(extra: Mapping[str, Any]) -> list[str]:
+def check_neutral(
+    extra: Mapping[str, Any] | None, more: Mapping[str, tuple[Any, ...]] | None = None
+) -> list[str]:
     """Unknown names, in order; RequestError for a value that would change the answer."""
+    extra, known = extra or {}, {**NEUTRAL, **(more or {})}
     for name, value in extra.items():
-        if name in NEUTRAL and not _neutral(value, NEUTRAL[name]):
+        if name in known and not _neutral(value, known[name]):
             message = f"{name}: this server does not support it; only a neutral value is accepted."
             raise invalid(message, name, "unsupported_parameter")
-    return [name for name in extra if name not in NEUTRAL]
+    return [name for name in extra if name not in known]
 
 
 def _neutral(value: Any, options: tuple[Any, ...]) -> bool:

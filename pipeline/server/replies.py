@@ -1,106 +1,142 @@
-"""The objects a client reads, whole or in pieces. Both come from the same books."""
+"""What chat and text completions write alike: heads, chunks, usage. Whole and streamed objects come from
+the same books."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from pipeline.server.answer import Answer
+from pipeline.server.asked import include_usage
 from pipeline.server.contract import ServedEngine
+from pipeline.server.errors import Fault
 from pipeline.server.logprobs import Logprobs, prompt_form
-from pipeline.server.shapes import Shape
-from pipeline.types import Delta, Done
+from pipeline.server.voices import News, Voice, voices
+from pipeline.server.writer import frame
+from pipeline.types import Done, TokenLogprob
 
 
-class Scribe:
-    """Writes one answer's objects in its endpoint's shape."""
+class Chunks:
+    """A `Writer` but for what an endpoint's own words are: a subclass says those."""
 
-    def __init__(self, shape: Shape, answer: Answer, engine: ServedEngine):
-        self.shape, self._answer = shape, answer
+    whole_name: str
+    chunk_name: str
+
+    def __init__(self, answer: Answer, engine: ServedEngine):
+        self.answer, self.engine = answer, engine
+        self.voices: Sequence[Voice] = voices(answer, engine)
+        self.tokenizer = engine.tokenizer
         self._created = int(time.time())
-        self._model = engine.target_info["name"]
-        self._tokenizer = engine.tokenizer
-        self._formats = [_format(shape, engine, r.logprobs) for r in answer.asked.requests]
+        self._usage_wanted = include_usage(answer.asked)
+        self._formats = [
+            None if r.logprobs is None else self.logprobs(r.logprobs) for r in answer.asked.requests
+        ]
 
-    def whole(self, deltas: Sequence[Sequence[Delta]]) -> dict[str, Any]:
-        """The complete object; `deltas[i]` are all of choice i."""
-        choices = [self._whole_choice(i, pieces) for i, pieces in enumerate(deltas)]
-        body = {**self._head(self.shape.whole_name), "choices": choices, "usage": self.usage()}
-        return {**body, **(self._prompt(0) if self.shape.one_prompt else {})}
+    # --- an endpoint's own words
 
-    def _prompt(self, index: int) -> dict[str, Any]:
-        """vLLM's field where it was asked for: the choice's prompt, scored with its first choice."""
-        done = self._answer.choices[index - index % self._answer.asked.n].done
-        form = prompt_form(self._tokenizer, done.prompt_logprobs) if done else None
-        return {} if form is None else {"prompt_logprobs": form}
+    def logprobs(self, top: int) -> Logprobs:
+        raise NotImplementedError
 
-    def chunk(self, index: int, part: dict[str, Any], logprobs: Any = None) -> dict[str, Any]:
+    def parts(self, index: int, news: News) -> list[dict[str, Any]]:
+        """The parts of a choice that show these pieces, one a chunk."""
+        raise NotImplementedError
+
+    def ending(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def whole_choice(self, index: int, voice: Voice) -> dict[str, Any]:
+        raise NotImplementedError
+
+    # --- frames
+
+    def opening(self) -> Iterable[bytes]:
+        return ()
+
+    def news(self, index: int, news: News) -> Iterable[bytes]:
+        """Log-probabilities go out with the first chunk of their burst."""
+        logprobs = self.formatted(index, news.entries) if news.entries else None
+        parts = self.parts(index, news)
+        if not parts and logprobs is not None:
+            parts = [self.parts_of_nothing()]
+        for part in parts:
+            yield self.chunk(index, part, logprobs)
+            logprobs = None
+
+    def parts_of_nothing(self) -> dict[str, Any]:
+        """A chunk that shows nothing but log-probabilities."""
+        raise NotImplementedError
+
+    def ended(self, index: int, done: Done) -> Iterable[bytes]:
+        reason = self.voices[index].finish_reason
+        ending = {"logprobs": None, "finish_reason": reason, "headrace": extra(done)}
+        yield self._framed([{"index": index, **self.ending(), **ending}])
+
+    def closing(self) -> Iterable[bytes]:
+        if self._usage_wanted:
+            yield frame({**self._chunk([]), "usage": self.usage()})
+        yield b"data: [DONE]\n\n"
+
+    def failed(self, fault: Fault) -> Iterable[bytes]:
+        yield frame(fault.body())
+
+    def chunk(self, index: int, part: dict[str, Any], logprobs: Any = None) -> bytes:
         choice = {"index": index, **part, "logprobs": logprobs, "finish_reason": None}
-        return self._chunk([choice])
+        return self._framed([choice])
 
-    def piece(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any] | None:
-        """One chunk for all that waited; None if it shows nothing (text held back for a stop)."""
-        text, logprobs = self._joined(index, deltas)
-        if not text and logprobs is None:
-            return None
-        return self.chunk(index, self.shape.delta(text), logprobs)
+    # --- objects
 
-    def end(self, index: int, done: Done) -> dict[str, Any]:
-        """The choice's one terminal chunk."""
-        ending = {"logprobs": None, "finish_reason": done.finish_reason, "headrace": _extra(done)}
-        return self._chunk([{"index": index, **self.shape.ending(), **ending}])
-
-    def usage_chunk(self) -> dict[str, Any]:
-        return {**self._chunk([]), "usage": self.usage()}
+    def whole(self) -> dict[str, Any]:
+        choices = [self._whole_choice(i, voice) for i, voice in enumerate(self.voices)]
+        return {**self._head(self.whole_name), "choices": choices, "usage": self.usage()}
 
     def usage(self) -> dict[str, Any]:
         """Prompts are counted once, however many choices each has."""
-        usages = [choice.done.usage for choice in self._answer.choices if choice.done]
-        firsts = usages[:: self._answer.asked.n]
+        usages = [voice.done.usage for voice in self.voices if voice.done]
+        firsts = usages[:: self.answer.asked.n]
         prompt = sum(usage.prompt_tokens for usage in firsts)
         completion = sum(usage.completion_tokens for usage in usages)
-        return {
+        usage = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(u.cached_tokens for u in firsts)},
         }
+        if thought := sum(voice.reasoning_tokens for voice in self.voices):
+            usage["completion_tokens_details"] = {"reasoning_tokens": thought}
+        return usage
 
-    def _whole_choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
-        text, logprobs = self._joined(index, deltas, always=True)
-        done = self._answer.choices[index].done
-        assert done is not None, "a reply is written when every choice has ended"
-        ending = {"finish_reason": done.finish_reason, "headrace": _extra(done)}
-        if not self.shape.one_prompt:
-            ending |= self._prompt(index)
-        return {"index": index, **self.shape.whole(text), "logprobs": logprobs, **ending}
+    def prompt_scores(self, index: int) -> dict[str, Any]:
+        """vLLM's field where it was asked for: the choice's prompt, scored with its first choice."""
+        done = self.voices[index - index % self.answer.asked.n].done
+        form = prompt_form(self.tokenizer, done.prompt_logprobs) if done else None
+        return {} if form is None else {"prompt_logprobs": form}
 
-    def _joined(
-        self, index: int, deltas: Sequence[Delta], *, always: bool = False
-    ) -> tuple[str, dict[str, Any] | None]:
-        text = "".join(delta.text for delta in deltas)
-        entries = [entry for delta in deltas for entry in delta.logprobs]
+    def formatted(self, index: int, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         form = self._formats[index]
-        return text, form.take(entries) if form and (entries or always) else None
+        return form.take(entries) if form else None
+
+    def _whole_choice(self, index: int, voice: Voice) -> dict[str, Any]:
+        assert voice.done is not None, "a reply is written when every choice has ended"
+        part = {"logprobs": self.formatted(index, voice.entries)}
+        part |= self.whole_choice(index, voice)
+        ending = {"finish_reason": voice.finish_reason, "headrace": extra(voice.done)}
+        return {"index": index, **part, **ending}
 
     def _head(self, name: str) -> dict[str, Any]:
-        head = {"id": self._answer.asked.id, "object": name, "created": self._created}
-        return {**head, "model": self._model}
+        head = {"id": self.answer.asked.id, "object": name, "created": self._created}
+        return {**head, "model": self.engine.target_info["name"]}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        chunk = {**self._head(self.shape.chunk_name), "choices": choices}
-        return {**chunk, "usage": None} if self._answer.asked.include_usage else chunk
+        chunk = {**self._head(self.chunk_name), "choices": choices}
+        return {**chunk, "usage": None} if self._usage_wanted else chunk
+
+    def _framed(self, choices: list[dict[str, Any]]) -> bytes:
+        return frame(self._chunk(choices))
 
 
-def _format(shape: Shape, engine: ServedEngine, top: int | None) -> Logprobs | None:
-    if top is None:
-        return None
-    return shape.logprobs(engine.tokenizer, engine.target_info["eos_ids"], top)
-
-
-def _extra(done: Done) -> dict[str, Any]:
+def extra(done: Done) -> dict[str, Any]:
     """Ours, beside OpenAI's fields: the seed that repeats it, seconds by stage, drafting."""
     speculation = asdict(done.speculation)
     return {"seed": done.seed, "timings": dict(done.timings), "speculation": speculation}

@@ -7,9 +7,17 @@ Strict: a string is no number, a boolean no number, 3.0 no integer. Names not de
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+)
 
 from pipeline.errors import RequestError
 from pipeline.server.errors import invalid
@@ -17,7 +25,28 @@ from pipeline.server.errors import invalid
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 _BIG = 2**31 - 1
-_TEMPLATE_OWN = frozenset({"messages", "add_generation_prompt", "self"})  # given by the server
+_TEMPLATE_OWN = frozenset({"messages", "tools", "add_generation_prompt", "self"})  # ours to give
+_WORD: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+_IDS: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
+# how the fields that are read by code look to clients
+_STOP = {
+    "anyOf": [_WORD, {"type": "array", "maxItems": MAX_STOPS, "items": _WORD}, {"type": "null"}]
+}
+_BIAS = {
+    "type": ["object", "null"],
+    "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+}
+_PROMPT = {
+    "anyOf": [
+        _TEXT,
+        _IDS,
+        *({"type": "array", "minItems": 1, "items": item} for item in (_TEXT, _IDS)),
+    ]
+}
+_OBJECT = {"type": ["object", "null"]}
+_TRIED = re.compile(r"^[A-Z]|[\[(]|^(str|int|float|bool|tagged-union)$")
 _REPORTED = 5  # faults of one body named in the message
 
 
@@ -75,22 +104,24 @@ def _all(value: Any, kind: type) -> bool:
 
 Count = Annotated[int, Field(ge=0, le=_BIG)]
 Ceiling = Annotated[int, Field(ge=0, le=2**63 - 1)]  # cut to the room that is left
-Stop = Annotated[Any, AfterValidator(_read_stop)]
-Bias = Annotated[Any, AfterValidator(_read_bias)]
-Prompt = Annotated[Any, AfterValidator(_read_prompt)]
-TemplateArgs = Annotated[Any, AfterValidator(_read_args)]
+Stop = Annotated[Any, AfterValidator(_read_stop), WithJsonSchema(_STOP)]
+Bias = Annotated[Any, AfterValidator(_read_bias), WithJsonSchema(_BIAS)]
+Prompt = Annotated[Any, AfterValidator(_read_prompt), WithJsonSchema(_PROMPT)]
+TemplateArgs = Annotated[Any, AfterValidator(_read_args), WithJsonSchema(_OBJECT)]
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """Strict, and what is not declared is kept apart."""
+
     model_config = ConfigDict(strict=True, extra="allow", arbitrary_types_allowed=False)
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # accepted; streams are never padded
 
 
-class Common(_Body):
+class Common(Body):
     """What both completion endpoints take."""
 
     model: str | None = None  # one model is served; any name will do, the reply tells its true name
@@ -126,33 +157,6 @@ class Common(_Body):
     prefill_chunk: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
 
 
-class TextPart(_Body):
-    type: Literal["text"]
-    text: str
-
-
-class Message(_Body):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Any = None
-    name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-
-
-class ChatBody(Common):
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Ceiling | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    chat_template_kwargs: TemplateArgs = Field(default=None, validate_default=True)
-
-
-class TextBody(Common):
-    prompt: Prompt
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-
-
 B = TypeVar("B", bound=BaseModel)
 
 
@@ -161,8 +165,8 @@ def read(kind: type[B], value: Any, where: str = "") -> B:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False, include_context=False)
-    said = [(_path(f["loc"], where), f["msg"].removeprefix("Value error, ")) for f in faults]
+        faults = error.errors(include_url=False, include_input=False)
+    said = list(dict.fromkeys((_path(f["loc"], where), _words(f)) for f in faults))
     message = "; ".join(f"{path}: {text}" for path, text in said[:_REPORTED])
     raise _refusal(message, said[0][0], faults[0]["type"])
 
@@ -173,8 +177,19 @@ def _refusal(message: str, path: str, kind: str) -> RequestError:
     return invalid(message, path, "invalid_type" if kind.endswith("_type") else "invalid_value")
 
 
+def _words(fault: Mapping[str, Any]) -> str:
+    """What is wrong; never what was sent."""
+    if fault["type"] == "union_tag_invalid":
+        return f"Its type is none of {fault['ctx']['expected_tags']}"
+    return str(fault["msg"]).removeprefix("Value error, ")
+
+
 def _path(loc: tuple[int | str, ...], where: str) -> str:
+    """The field's path; steps that only say which of several types was tried are left out."""
     path = where
     for step in loc:
-        path += f"[{step}]" if isinstance(step, int) else f".{step}"
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not _TRIED.search(step):
+            path += f".{step}"
     return path.removeprefix(".")[:200]

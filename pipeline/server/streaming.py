@@ -1,7 +1,7 @@
 """Server-sent events: headers at admission, one event a chunk, a comment when it is silent.
 
-A stream ends with `data: [DONE]` only if every choice is complete. A failure on the way is one
-event with the error envelope, and the stream ends without `[DONE]`.
+A stream has its family's last event only if every choice is complete. A failure on the way is one event
+that says so, in the family's words, and nothing follows it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -18,8 +17,8 @@ from starlette.types import Receive, Scope, Send
 from pipeline.errors import HeadraceError
 from pipeline.server.answer import Answer
 from pipeline.server.channel import Stamped
-from pipeline.server.errors import ClientGone, describe, dump
-from pipeline.server.replies import Scribe
+from pipeline.server.errors import ClientGone, describe
+from pipeline.server.writer import Writer
 from pipeline.types import Delta, Done
 
 log = logging.getLogger("headrace.server")
@@ -33,11 +32,11 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, answer: Answer, scribe: Scribe, headers: Mapping[str, str], keepalive_s: float
+        self, answer: Answer, writer: Writer, headers: Mapping[str, str], keepalive_s: float
     ):
         super().__init__(headers={**_HEADERS, **headers})
         del self.headers["content-length"]
-        self._answer, self._scribe, self._keepalive_s = answer, scribe, keepalive_s
+        self._answer, self._writer, self._keepalive_s = answer, writer, keepalive_s
         self._sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,47 +53,43 @@ class EventStream(Response):
 
     async def _open(self, send: Send) -> None:
         self._sent = time.monotonic()
-        if opening := self._scribe.shape.opening():
-            count = len(self._answer.choices)
-            await self._say(send, (self._scribe.chunk(i, opening) for i in range(count)))
+        await self._say(send, self._writer.opening())
 
     async def _events(self, send: Send) -> None:
         try:
             while not self._answer.finished:
                 await self._step(send)
-            last = [self._scribe.usage_chunk()] if self._answer.asked.include_usage else []
-            await self._write(send, b"".join(map(event, last)) + b"data: [DONE]\n\n")
+            await self._say(send, self._writer.closing())
         except (ClientGone, OSError):
             raise
         except Exception as error:
             if not isinstance(error, HeadraceError):
                 log.error("%s failed in mid-stream", self._answer.asked.id, exc_info=error)
-            await self._write(send, event(describe(error).body()))
+            await self._say(send, self._writer.failed(describe(error)))
 
     async def _step(self, send: Send) -> None:
         """Wait for news, at most until a sign of life is due."""
         due = self._sent + self._keepalive_s
         items = await self._answer.events(max(0.0, due - time.monotonic()))
-        await self._say(send, self._chunks(items))
+        await self._say(send, self._frames(items))
         if time.monotonic() >= due and self._sent + self._keepalive_s <= due:
             await self._write(send, b": keep-alive\n\n")
 
-    def _chunks(self, items: Sequence[Stamped]) -> Iterable[dict[str, Any]]:
+    def _frames(self, items: Sequence[Stamped]) -> Iterable[bytes]:
         for index, group in groupby(items, key=lambda item: item.index):
+            voice = self._writer.voices[index]
             events = [item.event for item in group]
             deltas = [news for news in events if isinstance(news, Delta)]
-            if deltas and (piece := self._scribe.piece(index, deltas)):
-                yield piece
-            yield from (self._scribe.end(index, news) for news in events if isinstance(news, Done))
+            if deltas:
+                yield from self._writer.news(index, voice.hear(deltas))
+            for done in (news for news in events if isinstance(news, Done)):
+                yield from self._writer.news(index, voice.end(done))
+                yield from self._writer.ended(index, done)
 
-    async def _say(self, send: Send, chunks: Iterable[dict[str, Any]]) -> None:
-        if data := b"".join(event(chunk) for chunk in chunks):
+    async def _say(self, send: Send, frames: Iterable[bytes]) -> None:
+        if data := b"".join(frames):
             await self._write(send, data)
 
     async def _write(self, send: Send, data: bytes) -> None:
         await send({"type": "http.response.body", "body": data, "more_body": True})
         self._sent = time.monotonic()
-
-
-def event(chunk: Mapping[str, Any]) -> bytes:
-    return b"data: " + dump(chunk) + b"\n\n"

@@ -7,9 +7,11 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
+import anthropic
 import openai
 import pytest
 
@@ -27,6 +29,7 @@ from pipeline.types import (
     TokenLogprob,
     Usage,
 )
+from stages.models.fake import ByteTokens
 
 EOS = 0
 PIECES = ["", "Hel", "lo ", "wör", b"\xf0\x9f", b"\x91\x8b", "\u2028", "\0end"]  # by token id
@@ -34,8 +37,25 @@ TEXT = "Hello wör\N{WAVING HAND SIGN}\u2028\0end"
 Plan = Callable[[Request], Iterable[Event | float]]
 
 
+QWEN = (
+    "{% if tools %}{{ tool_call.name }}<tool_call>{% endif %}<think></think>{{ messages }}"
+    "{{ enable_thinking }}"
+)
+
+
 class FakeTokenizer:
-    template: str | None = "fake"
+    template: str | None = QWEN
+    special_ids = frozenset({EOS})
+    dialect = ByteTokens(QWEN).dialect
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        return [1, 2, 3][: len(text)]
+
+    def render(self, messages: Any, args: Any, *, reply: bool = True) -> list[int]:
+        return list(range(1, 2 + len(messages) + reply))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return b"".join(map(self.token_bytes, ids)).decode()
 
     def token_bytes(self, token_id: int) -> bytes:
         piece = PIECES[token_id] if token_id < len(PIECES) else f"t{token_id}"
@@ -60,6 +80,20 @@ def greeting(request: Request) -> Iterator[Event | float]:
         wanted = () if request.logprobs is None else (logprob(token, request.logprobs),)
         yield Delta(text, (token,), wanted)
     yield done("stop" if EOS in ids else "length", len(ids), request.sampling.seed or 7)
+
+
+def saying(text: str, size: int = 3, inside: bool = False, **last: Any) -> Plan:
+    """An answer that says this, `size` letters a token; the ids are those of the bytes."""
+
+    def plan(request: Request) -> Iterator[Event | float]:
+        yield Accepted(5, inside)
+        for at in range(0, len(text), size):
+            piece = text[at : at + size]
+            yield Delta(piece, tuple(piece.encode()))
+        end = done("stop", len(text.encode()))
+        yield replace(end, **last)
+
+    return plan
 
 
 def done(reason: str, tokens: int, seed: int = 7) -> Done:
@@ -217,11 +251,23 @@ def client(served: tuple[FakeEngine, str]) -> Iterator[openai.OpenAI]:
         yield client
 
 
+@pytest.fixture
+def anthropic_client(served: tuple[FakeEngine, str]) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=served[1], api_key="none", max_retries=0) as client:
+        yield client
+
+
 @pytest.fixture(scope="session")
 def script() -> Any:
     """What scripts are written with, for test files (they import nothing of each other)."""
     import types
 
     return types.SimpleNamespace(
-        Engine=FakeEngine, Raw=Raw, done=done, eventually=eventually, greeting=greeting, TEXT=TEXT
+        Engine=FakeEngine,
+        Raw=Raw,
+        done=done,
+        eventually=eventually,
+        greeting=greeting,
+        TEXT=TEXT,
+        saying=saying,
     )

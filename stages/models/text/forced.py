@@ -7,12 +7,16 @@ is free: `{"name": "f", "arguments": {…}}`, with the arguments by the tool's o
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 MOST_CALLS = 32  # calls in one answer; a weak model would otherwise go on for ever
 # as `json.dumps` writes it: what models have seen most, and one way to write a value, so that it can be drafted
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+IN_LIST = '", " one'
+NEXT = '"\\n" call'
 
 Term = Callable[[str], str]  # a mark's Lark terms
 
@@ -54,9 +58,9 @@ def _start(begin: str, end: str, term: Term, wanted: Mapping[str, Any]) -> str:
 
 def _calls(begin: str, end: str, term: Term, more: int) -> Iterable[str]:
     if not end:
-        yield f'calls: {term(begin)} "[" one (", " one){{0,{more}}} "]"'
+        yield f'calls: {term(begin)} "[" one{_again(IN_LIST, more)} "]"'
         return
-    yield f'calls: call ("\\n" call){{0,{more}}}'
+    yield f"calls: call{_again(NEXT, more)}"
     yield f"call: {term(begin)} {_body(end, term)}"
 
 
@@ -83,4 +87,9 @@ def _spaced(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _escaped(text: str) -> str:
-    return "".join(letter if letter.isalnum() else f"\\{letter}" for letter in text)
+    return re.escape(text).replace("/", "\\/")
+
+
+def _again(what: str, most: int) -> str:
+    """Up to `most` more of them."""
+    return f" ({what}){{0,{most}}}" if most else ""

@@ -1,0 +1,74 @@
+"""One path from a body to a reply, for every family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pipeline.server.answer import Answer
+from pipeline.server.asked import Asked, Bounds
+from pipeline.server.body import read_object
+from pipeline.server.contract import ServedEngine
+from pipeline.server.errors import JSON
+from pipeline.server.metrics import Metrics
+from pipeline.server.neutral import warning
+from pipeline.server.settings import ServerSettings
+from pipeline.server.streaming import EventStream
+from pipeline.server.writer import Family, Writer
+from pipeline.types import Delta
+
+
+@dataclass(frozen=True)
+class Generation:
+    """POST of a family that generates. Works for each request on its own."""
+
+    engine: ServedEngine
+    settings: ServerSettings
+    metrics: Metrics
+    family: Family
+
+    async def __call__(self, request: Request) -> Response:
+        body = await read_object(request, self.settings.max_body_bytes)
+        asked = self.family.read(body, bounds(self.engine, self.settings, request))
+        answer = Answer(self.engine, asked, self.metrics)
+        try:
+            await answer.open(request.receive)
+            writer = self.family.writer(answer, self.engine)
+            if asked.stream:
+                return EventStream(answer, writer, _headers(asked), self.settings.keepalive_s)
+            reply = await self._whole(answer, writer)
+        except BaseException:
+            answer.close()
+            raise
+        answer.close()
+        return reply
+
+    async def _whole(self, answer: Answer, writer: Writer) -> Response:
+        deltas: list[list[Delta]] = [[] for _ in answer.choices]
+        while not answer.finished:
+            for item in await answer.events():
+                if isinstance(item.event, Delta):
+                    deltas[item.index].append(item.event)
+        for voice, choice, said in zip(writer.voices, answer.choices, deltas, strict=True):
+            assert choice.done is not None
+            voice.hear(said)
+            voice.end(choice.done)
+        return JSON(writer.whole(), headers=_headers(answer.asked))
+
+
+def bounds(engine: ServedEngine, settings: ServerSettings, request: Request) -> Bounds:
+    info = engine.target_info
+    return Bounds(
+        info["vocab_size"],
+        settings.max_choices,
+        info["max_open"],
+        request.client.host if request.client else "",
+        info["priorities"],
+        engine.tokenizer.dialect,
+    )
+
+
+def _headers(asked: Asked) -> dict[str, str]:
+    return {"x-request-id": asked.id, "request-id": asked.id, **warning(asked.ignored)}

@@ -1,0 +1,228 @@
+"""POST /v1/responses: items instead of messages, and answers that later requests go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from pipeline.errors import RequestError
+from pipeline.grammars import make_grammar
+from pipeline.server.answer import Answer
+from pipeline.server.asked import Asked, Bounds
+from pipeline.server.contract import ServedEngine
+from pipeline.server.conversation import (
+    CalledFunction,
+    Plain,
+    call_for_template,
+    named_results,
+    text_of,
+)
+from pipeline.server.errors import JSON, invalid
+from pipeline.server.grammars import ANY_OBJECT
+from pipeline.server.neutral import check_neutral
+from pipeline.server.response_events import ResponseWriter
+from pipeline.server.responses_schema import (
+    ITEMS,
+    AllowedTools,
+    ChosenTool,
+    FunctionCall,
+    FunctionOutput,
+    InputMessage,
+    ReasoningItem,
+    ResponsesBody,
+    SchemaFormat,
+    TextFormat,
+)
+from pipeline.server.schema import Body, read
+from pipeline.server.store import ResponseStore
+from pipeline.server.thinking import thinking
+from pipeline.server.tools import Choice, Function, Tool, bound, for_template, toolbox
+from pipeline.types import Grammar, Request, Sampling
+
+
+@dataclass(frozen=True)
+class AskedResponse(Asked):
+    """With what the answer is stored under: the chat that led to it, and its own input."""
+
+    history: tuple[Plain, ...] = ()  # without instructions
+    items: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Responses:
+    """The family of responses, over one store."""
+
+    store: ResponseStore
+
+    def read(self, value: Mapping[str, Any], bounds: Bounds) -> AskedResponse:
+        body = read(ResponsesBody, value)
+        items = _items(body.input)
+        before = self._before(body.previous_response_id)
+        history = named_results([*before, *_chat(items)])
+        args, ignored = _thinking(body, bounds)
+        box = toolbox([_tool(tool) for tool in body.tools or ()], _choice(body))
+        if box:
+            args["tools"] = for_template(box.shown)
+        request = Request(
+            id=f"resp_{uuid4().hex}",
+            messages=_with_system(history, body.instructions),
+            sampling=Sampling(body.temperature, body.top_p, seed=body.seed),
+            max_tokens=body.max_output_tokens,
+            grammar=bound(box, _form(body), bounds.dialect),
+            template_args=args,
+            marks=True,
+            client=body.user or bounds.client,
+            priority=body.priority or 0,
+            session_id=body.session_id,
+        )
+        if body.priority and not bounds.priorities:
+            ignored.append("priority")
+        ignored = [*check_neutral(body.model_extra, {"prompt": ()}), *ignored]
+        base = Asked(request.id, (request,), body, 1, bool(body.stream), tuple(ignored), box)
+        told = tuple(item.model_dump(exclude_none=True) for item in items)
+        return AskedResponse(**vars(base), history=tuple(history), items=told)
+
+    def writer(self, answer: Answer, engine: ServedEngine) -> ResponseWriter:
+        asked = answer.asked
+        assert isinstance(asked, AskedResponse)
+
+        def keep(response: dict[str, Any], reply: Plain) -> None:
+            record = {"messages": [*asked.history, reply], "response": response}
+            self.store.put(asked.id, {**record, "input": asked.items})
+
+        stored = asked.body.store is not False  # type: ignore[attr-defined]
+        return ResponseWriter(answer, engine, keep if stored else None)
+
+    async def stored(self, request: HTTPRequest) -> Response:
+        """GET and DELETE /v1/responses/{id}"""
+        name = request.path_params["name"]
+        record = self._found(name)
+        if request.method == "DELETE":
+            self.store.delete(name)
+            return JSON({"id": name, "object": "response", "deleted": True})
+        return JSON(record["response"])
+
+    async def input_items(self, request: HTTPRequest) -> Response:
+        """GET /v1/responses/{id}/input_items"""
+        name = request.path_params["name"]
+        items = [
+            {"id": f"item_{i}_{name}", **item} for i, item in enumerate(self._found(name)["input"])
+        ]
+        ids = {"first_id": items[0]["id"], "last_id": items[-1]["id"], "has_more": False}
+        return JSON({"object": "list", "data": items, **ids})
+
+    def _before(self, name: str | None) -> list[Plain]:
+        return [] if name is None else self._found(name, "previous_response_id")["messages"]
+
+    def _found(self, name: str, param: str = "response_id") -> dict[str, Any]:
+        record = self.store.get(name)
+        if record is None:
+            message = f"{param}: no such response; it may have expired."
+            raise RequestError(message, param=param, code="not_found", status=404)
+        return record
+
+
+def _items(value: str | list[dict[str, Any]]) -> list[Body]:
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
+    return [_item(item, f"input[{i}]") for i, item in enumerate(value)]
+
+
+def _item(value: dict[str, Any], where: str) -> Body:
+    kind = value.get("type", "message")
+    if not isinstance(kind, str) or kind not in ITEMS:
+        message = f"{where}.type: wants one of {', '.join(ITEMS)}."
+        raise invalid(message, f"{where}.type", "unsupported_value")
+    return read(ITEMS[kind], value, where)
+
+
+def _chat(items: Iterable[Body]) -> list[Plain]:
+    """Items as chat messages: what an assistant said and called in a row is one of its turns."""
+    found: list[Plain] = []
+    for i, item in enumerate(items):
+        message = _message(item, f"input[{i}]")
+        last = found[-1] if found else {"role": ""}
+        if message["role"] == "assistant" == last["role"]:
+            found[-1] = _merged(last, message)
+        else:
+            found.append(message)
+    return found
+
+
+def _message(item: Body, where: str) -> Plain:
+    match item:
+        case InputMessage(role=role, content=content):
+            role = "system" if role == "developer" else role
+            return {"role": role, "content": _text(content, f"{where}.content")}
+        case FunctionCall(call_id=call_id, name=name, arguments=arguments):
+            call = call_for_template(call_id, CalledFunction(name=name, arguments=arguments))
+            return {"role": "assistant", "content": "", "tool_calls": [call]}
+        case FunctionOutput(call_id=call_id, output=output):
+            text = _text(output, f"{where}.output")
+            return {"role": "tool", "tool_call_id": call_id, "content": text}
+        case ReasoningItem(content=content):
+            thought = "\n".join(part.text for part in content or ())
+            return {"role": "assistant", "content": "", "reasoning_content": thought}
+    raise AssertionError(item)
+
+
+def _text(content: str | list[Any], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(text_of(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _merged(first: Plain, second: Plain) -> Plain:
+    merged = {**first, **second, "content": first["content"] + second["content"]}
+    if calls := [*first.get("tool_calls", ()), *second.get("tool_calls", ())]:
+        merged["tool_calls"] = calls
+    return merged
+
+
+def _with_system(messages: Iterable[Plain], instructions: str | None) -> tuple[Plain, ...]:
+    """Instructions and all system messages as the one that chat templates take, at the front."""
+    messages = list(messages)
+    words = [m["content"] for m in messages if m["role"] == "system"]
+    words = [instructions, *words] if instructions else words
+    rest = [m for m in messages if m["role"] != "system"]
+    return tuple([{"role": "system", "content": "\n\n".join(words)}, *rest] if words else rest)
+
+
+def _tool(tool: Any) -> Tool:
+    names = ("name", "description", "parameters", "strict")
+    return Tool(type="function", function=Function(**{n: getattr(tool, n) for n in names}))
+
+
+def _choice(body: ResponsesBody) -> Choice:
+    many = body.parallel_tool_calls is not False
+    match body.tool_choice:
+        case None | "auto":
+            return Choice("auto", many=many)
+        case "none":
+            return Choice("none")
+        case "required":
+            return Choice("must", many=many)
+        case ChosenTool(name=name):
+            return Choice("must", (name,), many=False)
+        case AllowedTools(mode=mode, tools=tools):
+            names = tuple(tool.name for tool in tools)
+            return Choice("must" if mode == "required" else "auto", names, many)
+
+
+def _form(body: ResponsesBody) -> Grammar | None:
+    match body.text.format if body.text else None:
+        case SchemaFormat(form=schema):
+            return make_grammar("json_schema", schema, "text.format")
+        case TextFormat(type="json_object"):
+            return make_grammar("json_schema", ANY_OBJECT, "text.format")
+    return None
+
+
+def _thinking(body: ResponsesBody, bounds: Bounds) -> tuple[dict[str, Any], list[str]]:
+    effort = body.reasoning.effort if body.reasoning else None
+    return thinking(effort, bounds.dialect, "reasoning.effort")

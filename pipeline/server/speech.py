@@ -1,0 +1,238 @@
+"""What a model says, told apart while it arrives: reasoning, answer, tool calls.
+
+However the text is cut on its way, the joined pieces are the same: nothing is given out before it is
+certain what it is. Blanks around reasoning and calls belong to neither and are dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.types import Dialect, ToolCall
+
+# a call whose arguments can be given out as they come
+HEAD = re.compile(
+    r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+REST = re.compile(r"\s*\}?\s*")  # of such a call, between its arguments and the mark
+
+
+@dataclass(frozen=True)
+class Content:
+    """Text of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """Text of the thinking before it."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallBegins:
+    """A call of the function `name`; what follows are its arguments."""
+
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class CallText:
+    """More of the arguments' JSON of the call that has begun last."""
+
+    text: str
+
+
+Piece = Content | Reasoning | CallBegins | CallText
+State = Callable[[bool], Iterator[Piece]]
+
+
+class Speech:
+    """One choice's text. Without a dialect all of it is content.
+
+    `tools` are those it may call, None: calls are not looked for; `inside`: the
+    prompt has opened its reasoning; `name_call` gives the n-th call its id."""
+
+    def __init__(
+        self,
+        dialect: Dialect | None,
+        *,
+        inside: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        name_call: Callable[[int], str],
+    ):
+        self._dialect, self._tools, self._name_call = dialect, tools, name_call
+        self._begin_call, self._end_call = dialect.tools if dialect else ("", "")
+        reasoning = dialect.reasoning if dialect else None
+        self._begin_reasoning, self._end_reasoning = reasoning or ("", "")
+        self._held = ""  # arrived, and not yet known what it is
+        self._calls = 0
+        self._state: State = self._think if inside else self._open
+        self._fresh = True  # nothing of the reasoning has been given out
+        self._json = JSONEnd()
+
+    def push(self, text: str) -> list[Piece]:
+        self._held += text
+        return list(self._pieces(final=False))
+
+    def flush(self) -> list[Piece]:
+        """The text has ended: what was held back is what it looks like."""
+        return list(self._pieces(final=True))
+
+    def _pieces(self, *, final: bool) -> Iterator[Piece]:
+        """Run states until one is left that waits for more."""
+        while True:
+            state = self._state
+            yield from state(final)
+            if self._state == state:
+                return
+
+    # --- states: each takes of `_held` what it can, and says who goes on
+
+    def _open(self, final: bool) -> Iterator[Piece]:
+        mark = self._begin_reasoning
+        text = self._held.lstrip()
+        if mark and text.startswith(mark):
+            self._held = text[len(mark) :]
+            self._state = self._think
+        elif not mark or final or not mark.startswith(text):
+            self._state = self._answer
+        yield from ()
+
+    def _think(self, final: bool) -> Iterator[Piece]:
+        text, found = self._until(self._end_reasoning, final)
+        if self._fresh:
+            text = text.lstrip()
+        self._fresh = self._fresh and not text
+        if text:
+            yield Reasoning(text)
+        if found:
+            self._state = self._skip
+
+    def _skip(self, final: bool) -> Iterator[Piece]:
+        self._held = self._held.lstrip()
+        if self._held:
+            self._state = self._answer
+        yield from ()
+
+    def _answer(self, final: bool) -> Iterator[Piece]:
+        if self._tools is None:
+            text, found, self._held = self._held, False, ""
+        else:
+            text, found = self._until(self._begin_call, final, blanks=final)
+        if text:
+            yield Content(text)
+        if found:
+            self._state = self._call
+
+    def _call(self, final: bool) -> Iterator[Piece]:
+        end = self._end_call
+        at = self._held.find(end) if end else -1
+        head = HEAD.match(self._held)
+        if head and (at < 0 or head.end() <= at):
+            yield self._begin(ToolCall(_name(head[1]), ""))
+            self._held, self._json = self._held[head.end() :], JSONEnd()
+            self._state = self._arguments
+        elif at >= 0 or final:
+            body = self._held if at < 0 else self._held[:at]
+            self._held = "" if at < 0 else self._held[at + len(end) :]
+            yield from self._read(body, end if at >= 0 else "")
+            self._state = self._skip
+
+    def _arguments(self, final: bool) -> Iterator[Piece]:
+        end = self._json.find(self._held)
+        text = self._held if end is None else self._held[:end]
+        self._held = self._held[len(text) :]
+        if text:
+            yield CallText(text)
+        if end is not None:
+            self._state = self._close
+
+    def _close(self, final: bool) -> Iterator[Piece]:
+        """To the mark; what else stands before it is not part of any call."""
+        end = self._end_call
+        at = self._held.find(end) if end else -1
+        if at >= 0:
+            self._held = self._held[at + len(end) :]
+            self._state = self._skip
+        elif final:
+            self._held = REST.sub("", self._held, count=1)
+            self._state = self._skip
+        yield from ()
+
+    # --- parts of them
+
+    def _until(self, mark: str, final: bool, *, blanks: bool = False) -> tuple[str, bool]:
+        """What certainly stands before the mark, and whether the mark is there; both are taken. Blanks
+        before it wait too, unless `blanks`."""
+        at = self._held.find(mark)
+        if at >= 0:
+            text, self._held = self._held[:at].rstrip(), self._held[at + len(mark) :]
+            return text, True
+        keep = 0 if final else _beginning(self._held, mark)
+        text = self._held[: len(self._held) - keep]
+        text = text if blanks else text.rstrip()
+        self._held = "" if final else self._held[len(text) :]
+        return text, False
+
+    def _read(self, body: str, end: str) -> Iterator[Piece]:
+        """A call in the family's own words; what is none after all is content."""
+        try:
+            calls = self._dialect.calls(body, self._tools or ()) if self._dialect else []
+        except ValueError:
+            yield Content(self._begin_call + body + end)
+            return
+        for call in calls:
+            yield self._begin(call)
+            yield CallText(call.arguments)
+
+    def _begin(self, call: ToolCall) -> CallBegins:
+        self._calls += 1
+        return CallBegins(call.id or self._name_call(self._calls - 1), call.name)
+
+
+class JSONEnd:
+    """Finds where an object that arrives in pieces is complete, or can no longer be one."""
+
+    def __init__(self) -> None:
+        self._depth, self._quoted, self._escaped = 0, False, False
+
+    def find(self, text: str) -> int | None:
+        """The length of the object's rest in `text`; None: it goes on."""
+        for at, letter in enumerate(text):
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._escaped = letter == "\\"
+                self._quoted = letter != '"'
+            elif letter == "<":  # no letter of JSON: a mark
+                return at
+            else:
+                self._quoted = letter == '"'
+                self._depth += (letter in "{[") - (letter in "}]")
+                if self._depth == 0:
+                    return at + 1
+        return None
+
+
+def _beginning(text: str, mark: str) -> int:
+    """Length of the longest tail of `text` that may become the mark."""
+    for length in range(min(len(mark) - 1, len(text)), 0, -1):
+        if mark.startswith(text[-length:]):
+            return length
+    return 0
+
+
+def _name(quoted: str) -> str:
+    """The name inside a JSON string's quotes."""
+    try:
+        return str(json.loads(f'"{quoted}"', strict=False))
+    except ValueError:
+        return quoted

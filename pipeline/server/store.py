@@ -1,0 +1,102 @@
+"""Answers of /v1/responses that later requests may go on from."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.server.errors import dump
+
+ID = re.compile("resp_[0-9a-f]{32}")  # what is made here: nothing else is ever looked up
+
+
+@dataclass
+class _Kept:
+    size: int  # bytes
+    expires: float  # seconds since the epoch
+    data: bytes | None  # None: on disk
+
+
+class ResponseStore:
+    """The last answers, up to `max_bytes` of JSON; each is forgotten `ttl_s` seconds after it was made,
+    the longest unused first where there is no room. With a `folder` they are files there, one each,
+    written whole or not at all, and outlive the process. On the event loop only."""
+
+    def __init__(self, *, ttl_s: float, max_bytes: int, folder: str | None = None):
+        self._ttl_s, self._max_bytes = ttl_s, max_bytes
+        self._folder = Path(folder).expanduser() if folder else None
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._bytes = 0
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._find()
+
+    def put(self, name: str, record: dict[str, Any]) -> None:
+        """One that is larger than all the room is not kept."""
+        assert ID.fullmatch(name)
+        data = dump(record)
+        self.delete(name)
+        if len(data) > self._max_bytes:
+            return
+        self._write(name, data)
+        kept = data if self._folder is None else None
+        self._add(name, _Kept(len(data), time.time() + self._ttl_s, kept))
+        while self._bytes > self._max_bytes:
+            self.delete(next(iter(self._kept)))
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """None if it is not there any more, or never was."""
+        kept = self._kept.get(name)
+        if kept is None:
+            return None
+        data = kept.data
+        if kept.expires > time.time() and data is None and self._folder is not None:
+            with contextlib.suppress(OSError):
+                data = (self._folder / f"{name}.json").read_bytes()
+        if data is None or kept.expires <= time.time():
+            self.delete(name)
+            return None
+        self._kept.move_to_end(name)
+        with contextlib.suppress(ValueError):
+            return dict(json.loads(data))
+        return None
+
+    def delete(self, name: str) -> bool:
+        kept = self._kept.pop(name, None)
+        if kept is None:
+            return False
+        self._bytes -= kept.size
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                (self._folder / f"{name}.json").unlink()
+        return True
+
+    def _add(self, name: str, kept: _Kept) -> None:
+        self._kept[name] = kept
+        self._bytes += kept.size
+
+    def _write(self, name: str, data: bytes) -> None:
+        if self._folder is None:
+            return
+        unfinished = self._folder / f"{name}.new"
+        unfinished.write_bytes(data)
+        os.replace(unfinished, self._folder / f"{name}.json")
+
+    def _find(self) -> None:
+        """What an earlier process left, the oldest first; what it did not finish is removed."""
+        assert self._folder is not None
+        for file in self._folder.glob("resp_*.new"):
+            file.unlink(missing_ok=True)
+        files = [f for f in self._folder.glob("resp_*.json") if ID.fullmatch(f.stem)]
+        for file in sorted(files, key=lambda f: f.stat().st_mtime):
+            state = file.stat()
+            self._add(file.stem, _Kept(state.st_size, state.st_mtime + self._ttl_s, None))
+        while self._bytes > self._max_bytes:
+            self.delete(next(iter(self._kept)))

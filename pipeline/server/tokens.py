@@ -1,0 +1,106 @@
+"""Text to tokens and back, without generating: /tokenize, /detokenize, /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pipeline.server.body import read_object
+from pipeline.server.contract import ServedEngine
+from pipeline.server.conversation import Message, plain_messages
+from pipeline.server.endpoint import bounds
+from pipeline.server.errors import JSON, invalid
+from pipeline.server.messages import prompt
+from pipeline.server.messages_schema import CountBody
+from pipeline.server.neutral import check_neutral, warning
+from pipeline.server.schema import Body, TemplateArgs, read
+from pipeline.server.settings import ServerSettings
+from pipeline.server.tools import Choice, Tool, for_template, toolbox
+
+
+class TokenizeBody(Body):
+    """vLLM's fields; `content` and `add_special` are llama.cpp's names."""
+
+    model: str | None = None
+    prompt: str | None = None
+    content: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    tools: list[Tool] | None = None
+    add_special_tokens: bool | None = None
+    add_special: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+    chat_template_kwargs: TemplateArgs = Field(default=None, validate_default=True)
+
+
+class DetokenizeBody(Body):
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Endpoints that need the tokenizer alone; long texts are worked on beside the event loop."""
+
+    engine: ServedEngine
+    settings: ServerSettings
+
+    async def tokenize(self, request: Request) -> Response:
+        body = read(TokenizeBody, await read_object(request, self.settings.max_body_bytes))
+        unknown = check_neutral(body.model_extra)
+        ids = await asyncio.to_thread(self._ids, body)
+        reply = {"tokens": ids, "count": len(ids)}
+        reply["max_model_len"] = self.engine.target_info["context_len"]
+        if body.return_token_strs:
+            spelled = map(self.engine.tokenizer.token_bytes, ids)
+            reply["token_strs"] = [data.decode("utf-8", "replace") for data in spelled]
+        return JSON(reply, headers=warning(unknown))
+
+    async def detokenize(self, request: Request) -> Response:
+        body = read(DetokenizeBody, await read_object(request, self.settings.max_body_bytes))
+        unknown = check_neutral(body.model_extra)
+        size = self.engine.target_info["vocab_size"]
+        if not all(token < size for token in body.tokens):
+            raise invalid(f"tokens: a token id is not in 0..{size - 1}.", "tokens")
+        text = await asyncio.to_thread(self.engine.tokenizer.decode, body.tokens)
+        return JSON({"prompt": text, "content": text}, headers=warning(unknown))
+
+    async def count(self, request: Request) -> Response:
+        """What a message's request would have as input, in tokens."""
+        body = read(CountBody, await read_object(request, self.settings.max_body_bytes))
+        limits = bounds(self.engine, self.settings, request)
+        messages, args, _, ignored = prompt(body, limits)
+        ids = await asyncio.to_thread(self.engine.tokenizer.render, messages, args)
+        return JSON({"input_tokens": len(ids)}, headers=warning(ignored))
+
+    def _ids(self, body: TokenizeBody) -> list[int]:
+        given = [v for v in (body.prompt, body.content, body.messages) if v is not None]
+        if len(given) != 1:
+            raise invalid("prompt: give exactly one of prompt, content and messages.", "prompt")
+        if body.messages is None:
+            special = _first(body.add_special_tokens, body.add_special, body.content is None)
+            return self.engine.tokenizer.encode(given[0], add_special=special)  # type: ignore[arg-type]
+        messages, _ = plain_messages(body.messages)
+        box = toolbox(body.tools or [], Choice())
+        args = body.chat_template_kwargs | ({"tools": for_template(box.shown)} if box else {})
+        reply = body.add_generation_prompt is not False
+        return self.engine.tokenizer.render(messages, args, reply=reply)
+
+
+def _first(*values: bool | None) -> bool:
+    """The first that is said."""
+    return next(value for value in values if value is not None)
+
+
+def routes_of(tokens: Tokens) -> dict[str, Any]:
+    """Path to endpoint."""
+    return {
+        "/tokenize": tokens.tokenize,
+        "/detokenize": tokens.detokenize,
+        "/v1/messages/count_tokens": tokens.count,
+    }

@@ -1,0 +1,125 @@
+"""The choices of one answer while they speak: pieces for streams, and all that was said for the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import groupby
+
+from pipeline.server.answer import Answer
+from pipeline.server.contract import ServedEngine
+from pipeline.server.speech import CallBegins, CallText, Content, Piece, Reasoning, Speech
+from pipeline.types import Delta, Dialect, Done, Request, TokenLogprob
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call as far as it is known."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(frozen=True)
+class News:
+    """What a burst of tokens adds. Log-probabilities come with their tokens, though a token's text may
+    still be held back."""
+
+    pieces: list[Piece]
+    entries: Sequence[TokenLogprob] = ()
+
+
+@dataclass
+class Voice:
+    """One choice."""
+
+    speech: Speech
+    dialect: Dialect
+    inside: bool  # its prompt has opened its reasoning
+    pieces: list[Piece] = field(default_factory=list)
+    entries: list[TokenLogprob] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    begun: int = 0  # calls
+    done: Done | None = None
+
+    def hear(self, deltas: Iterable[Delta]) -> News:
+        deltas = list(deltas)
+        entries = [entry for delta in deltas for entry in delta.logprobs]
+        self.entries += entries
+        self.ids += [token for delta in deltas for token in delta.token_ids]
+        pieces = self.speech.push("".join(delta.text for delta in deltas))
+        self._remember(pieces)
+        return News(pieces, entries)
+
+    def end(self, done: Done) -> News:
+        self.done = done
+        pieces = self.speech.flush()
+        self._remember(pieces)
+        return News(pieces)
+
+    @property
+    def content(self) -> str:
+        return "".join(piece.text for piece in self.pieces if isinstance(piece, Content))
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(piece.text for piece in self.pieces if isinstance(piece, Reasoning))
+
+    @property
+    def calls(self) -> list[Call]:
+        return [part for part in self.said if isinstance(part, Call)]
+
+    @property
+    def said(self) -> list[Content | Reasoning | Call]:
+        """All of it in order, whole."""
+        parts: list[Content | Reasoning | Call] = []
+        for kind, group in groupby(self.pieces, key=type):
+            pieces = list(group)
+            text = "".join(piece.text for piece in pieces if not isinstance(piece, CallBegins))
+            if kind is CallText:
+                parts[-1] = Call(parts[-1].id, parts[-1].name, text)  # type: ignore[union-attr]
+            elif kind is CallBegins:
+                parts += [Call(p.id, p.name) for p in pieces if isinstance(p, CallBegins)]
+            else:
+                parts.append(Content(text) if kind is Content else Reasoning(text))
+        return parts
+
+    @property
+    def finish_reason(self) -> str:
+        """OpenAI's word for how it ended."""
+        assert self.done is not None
+        stopped = self.done.finish_reason == "stop"
+        return "tool_calls" if stopped and self.begun else self.done.finish_reason
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self.dialect.thought(self.ids, self.inside) if self.reasoning else 0
+
+    def _remember(self, pieces: Sequence[Piece]) -> None:
+        self.pieces += pieces
+        self.begun += sum(isinstance(piece, CallBegins) for piece in pieces)
+
+
+def voices(answer: Answer, engine: ServedEngine, prefix: str = "call_") -> list[Voice]:
+    """One a choice, once all are admitted. `prefix` begins the ids of calls, as the family writes them."""
+    dialect, tools = engine.tokenizer.dialect, answer.asked.tools
+    allowed = tools.allowed if tools else None
+
+    def voice(request: Request, inside: bool) -> Voice:
+        def name_call(index: int) -> str:
+            return call_id(prefix, request.id, index, short=dialect.short_ids)
+
+        spoken = dialect if request.marks else None
+        speech = Speech(spoken, inside=inside, tools=allowed, name_call=name_call)
+        return Voice(speech, dialect, inside)
+
+    pairs = zip(answer.asked.requests, answer.choices, strict=True)
+    return [voice(request, choice.thinking) for request, choice in pairs]
+
+
+def call_id(prefix: str, request_id: str, index: int, *, short: bool) -> str:
+    """The same for the same call, whole or streamed; no other call has it."""
+    word = sha256(f"{request_id}/{index}".encode()).hexdigest()
+    return word[:9] if short else prefix + word[:24]
