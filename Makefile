@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt stages/_blas.c stages/_blas_ti
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 with venv found: apt-get install python3-venv, or say PYTHON=…"; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
 	$(PIP) setuptools
-	$(PIP) --no-build-isolation -e '.[dev,lab]'
+	$(PIP) --no-build-isolation -e '.[dev,lab,interop]'
 	$(PIP) --no-deps $(MODELS)
 	@touch $@
 

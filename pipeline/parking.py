@@ -47,7 +47,7 @@ def park(batch: Batch, leaving: Seq[Sequence]) -> None:
     """Take rows out of a batch between rounds. Each keeps an owned state of exactly what it has
     processed, from which it goes on with the same tokens."""
     batch.drop_ahead()
-    states = [_kept(batch, batch.sequences.index(sequence)) for sequence in leaving]
+    states = [kept(batch, batch.sequences.index(sequence)) for sequence in leaving]
     stay = [row for row, s in enumerate(batch.sequences) if s not in leaving]
     batch.rows.filter(stay)
     batch.draft_rows.filter(stay)
@@ -64,7 +64,8 @@ def restart(sequence: Sequence) -> None:
     sequence.proposal, sequence.emitted = Proposal(), []
 
 
-def _kept(batch: Batch, row: int) -> State:
+def kept(batch: Batch, row: int) -> State:
+    """An owned state of exactly what the row has processed, the drafter's included."""
     sequence = batch.sequences[row]
     state = batch.rows.capture(row, sequence.processed_ids, sequence.namespace)
     attachment = batch.draft_rows.capture(row)

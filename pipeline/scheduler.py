@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from pipeline.drafting import GuardedRows, drafting, guarded
 from pipeline.errors import HeadraceError
 from pipeline.parking import park, parked, restart
+from pipeline.siblings import share
 from pipeline.trace import Telemetry, Totals, count_round, enter, leave, speculation
 from pipeline.types import (
     Batch,
@@ -182,6 +183,7 @@ class Turns:
             sequence.prompt_hidden = None  # it was of this chunk
             sequence.counts["target_calls"] = sequence.counts.get("target_calls", 0) + calls
         self._part(batch)
+        self._share(batch)
         self._end_undecoded(batch)
         if any(s.ready and s.scores is not None for s in batch.sequences):
             self._run("first", batch)
@@ -200,6 +202,13 @@ class Turns:
             batch.sequences = [s for s in batch.sequences if s is not sequence]
             leave(sequence, batch)
             self._begin([sequence])
+
+    def _share(self, batch: Batch) -> None:
+        """Choices of one prompt start where it is in; what cannot be shared costs them their own prefill."""
+        try:
+            share(batch, list(self.waiting))
+        except Exception:
+            logging.getLogger(__name__).info("a prompt was not shared", exc_info=True)
 
     def _end_undecoded(self, batch: Batch) -> None:
         """Rows that asked for no token, and all rows of a flow that decodes none, end with the prompt."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from pipeline.parking import parked, who_gives_way
+from pipeline.siblings import led
 from pipeline.types import Sequence
 
 
@@ -15,7 +16,7 @@ class Waiting:
     """Asks the scheduler for the order and the limits for room. Owner thread only, but for `len`.
 
     Only the front may start: one that does not fit yet holds up all behind it, so that it cannot be
-    overtaken for ever by smaller ones.
+    overtaken for ever by smaller ones. Who waits for a sibling's prompt holds up nobody.
     """
 
     def __init__(self, parts: Mapping[str, Any]):
@@ -53,6 +54,8 @@ class Waiting:
         groups: dict[tuple[int, int | None], list[Sequence]] = {}
         running = list(running)
         for sequence in self._order(running):
+            if led(sequence, running):
+                continue
             if not self._fits(sequence, running):
                 break
             running.append(self.take_one(sequence))
@@ -73,7 +76,9 @@ class Waiting:
         """The front of the queue and the rows of `active` to park for it, if that is to be done."""
         if not self._sequences or not active or "park" not in self._parts["limits"].can:
             return None
-        first = self._order(running)[0]
+        first = next((s for s in self._order(running) if not led(s, running)), None)
+        if first is None:
+            return None
 
         def suffices(leaving: list[Sequence]) -> bool:
             staying = [s for s in running if s not in leaving]

@@ -84,7 +84,8 @@ class ChunkedPrefill:
         if sequence.output_ids:
             return False
         left = len(sequence.prompt_ids) - len(sequence.processed_ids)
-        short = sequence.cached_len > 0 and left <= self._chunk(sequence)
+        alone = sequence.request.group is None  # else its state is for its siblings too
+        short = alone and sequence.cached_len > 0 and left <= self._chunk(sequence)
         return self.drafter.prefill == "full" or short
 
     def _chunk(self, sequence: Sequence) -> int:

@@ -19,6 +19,7 @@ from pipeline.server.endpoint import Generation
 from pipeline.server.errors import reply
 from pipeline.server.messages import Messages
 from pipeline.server.metrics import Metrics
+from pipeline.server.openapi import openapi
 from pipeline.server.responses import Responses
 from pipeline.server.settings import ServerSettings
 from pipeline.server.status import Status
@@ -44,6 +45,7 @@ def create_app(engine: ServedEngine, settings: ServerSettings) -> Starlette:
     routes += [
         Route("/v1/responses/{name}", responses.stored, methods=["GET", "DELETE"]),
         Route("/v1/responses/{name}/input_items", responses.input_items),
+        Route("/openapi.json", openapi),
         *_routes(Status(engine, metrics)),
     ]
     app = Starlette(

@@ -78,10 +78,10 @@ class Chat:
             messages=messages,
             max_tokens=limit,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            grammar=bound(box, base.grammar, bounds.dialect),
             template_args=args,
             marks=True,
         )
+        base = bound(base, box, bounds.dialect)
         return asked(body, [base], bounds, ignored=ignored, tools=box)
 
     def writer(self, answer: Answer, engine: ServedEngine) -> ChatWriter:

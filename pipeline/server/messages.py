@@ -46,13 +46,14 @@ class Messages:
             sampling=Sampling(body.temperature, body.top_p, body.top_k, seed=body.seed),
             max_tokens=body.max_tokens,
             stop=tuple(body.stop_sequences or ()),
-            grammar=bound(box, _form(body), bounds.dialect),
+            grammar=_form(body),
             template_args=args,
             marks=True,
             client=(body.metadata and body.metadata.user_id) or bounds.client,
             priority=body.priority or 0,
             session_id=body.session_id,
         )
+        request = bound(request, box, bounds.dialect)
         if body.priority and not bounds.priorities:
             ignored.append("priority")
         stream = bool(body.stream)
@@ -205,7 +206,8 @@ class MessageWriter:
             self._blocks, self._open = self._blocks + 1, None
 
     def _stopped(self, done: Done) -> tuple[str, str | None]:
-        if done.stop_string is not None:
+        asked: Any = self._answer.asked.body
+        if done.stop_string in (asked.stop_sequences or ()):
             return "stop_sequence", done.stop_string
         return STOP_REASONS[self.voices[0].finish_reason], None
 

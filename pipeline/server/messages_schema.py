@@ -49,7 +49,7 @@ Block = Annotated[
 
 class Turn(Body):
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | Annotated[list[Block], Field(min_length=1)]
 
 
 class CustomTool(Body):

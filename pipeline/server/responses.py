@@ -73,13 +73,14 @@ class Responses:
             messages=_with_system(history, body.instructions),
             sampling=Sampling(body.temperature, body.top_p, seed=body.seed),
             max_tokens=body.max_output_tokens,
-            grammar=bound(box, _form(body), bounds.dialect),
+            grammar=_form(body),
             template_args=args,
             marks=True,
             client=body.user or bounds.client,
             priority=body.priority or 0,
             session_id=body.session_id,
         )
+        request = bound(request, box, bounds.dialect)
         if body.priority and not bounds.priorities:
             ignored.append("priority")
         ignored = [*check_neutral(body.model_extra, {"prompt": ()}), *ignored]

@@ -29,7 +29,7 @@ def thinking(
     if not (dialect.reasoning or switch or level):
         raise invalid(f"{field}: this model does not think.", field, "unsupported_value")
     args: dict[str, Any] = {switch: True} if switch else {}
-    return (args | {LEVEL: effort}, []) if level else (args, [f"{field} (its level)"])
+    return (args | {LEVEL: effort}, []) if level else (args, [f"{field}[level]"])
 
 
 def unread(args: dict[str, Any], dialect: Dialect) -> list[str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from pipeline.server.errors import invalid
 from pipeline.server.schema import Body
-from pipeline.types import Dialect, Grammar
+from pipeline.types import Dialect, Grammar, Request
 
 MAX_TOOLS = 128
 
@@ -53,7 +53,7 @@ class Toolbox:
     def binding(self) -> bool:
         """Whether its calls must follow a grammar."""
         strict = any(tool["function"].get("strict") for tool in self.allowed)
-        return self.choice.mode == "must" or strict or not self.choice.many
+        return self.choice.mode == "must" or strict
 
 
 def toolbox(tools: Sequence[Tool], choice: Choice, where: str = "tool_choice") -> Toolbox | None:
@@ -99,10 +99,19 @@ def for_template(tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def bound(box: Toolbox | None, form: Grammar | None, dialect: Dialect) -> Grammar | None:
-    """The grammar of an answer that may call tools and otherwise has a form."""
-    if box is None or not (box.binding or form):
-        return form
+def bound(request: Request, box: Toolbox | None, dialect: Dialect) -> Request:
+    """The request, bound to what its tools demand. An answer that is free but for having one call at most
+    ends where the call does."""
+    if box is None:
+        return request
+    if box.binding or request.grammar or not (box.choice.many or dialect.tools[1]):
+        return replace(request, grammar=_grammar(box, request.grammar, dialect))
+    end = () if box.choice.many else (dialect.tools[1],)
+    return replace(request, stop=(*request.stop, *end))
+
+
+def _grammar(box: Toolbox, form: Grammar | None, dialect: Dialect) -> Grammar:
+    """Of an answer that may call tools and otherwise has a form."""
     must = box.choice.mode == "must"
     answer = None
     if form is not None and not must:

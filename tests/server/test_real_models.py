@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -128,3 +129,28 @@ def test_json_of_a_schema_with_and_without_drafts(script):
     )
     assert again < drafted < 0.8 * plain
     assert drafted < answers[1].usage.completion_tokens
+
+
+def test_the_other_families_on_a_model_whose_template_knows_no_tools():
+    """One call by name in each family: valid, though SmolLM2 was never taught to call."""
+    schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}}
+    schema |= {"required": ["city"], "additionalProperties": False}
+    asked = "What is the weather in Paris?"
+    with (
+        pipeline.load("smollm2", "constraint=llguidance") as engine,
+        serve_in_thread(engine, ServerSettings()) as base,
+        openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0) as client,
+        anthropic.Anthropic(base_url=base, api_key="none", max_retries=0) as other,
+    ):
+        tool: Any = {"type": "function", "name": "weather", "parameters": schema}
+        reply = client.responses.create(
+            model="m", input=asked, tools=[tool], tool_choice="required", temperature=0,
+            parallel_tool_calls=False, max_output_tokens=60,
+        )  # fmt: skip
+        message = other.messages.create(
+            model="m", max_tokens=60, messages=[{"role": "user", "content": asked}],
+            tools=[{"name": "weather", "input_schema": schema}],
+            tool_choice={"type": "tool", "name": "weather"}, extra_body={"temperature": 0},
+        )  # fmt: skip
+    assert json.loads(reply.output[0].arguments) == message.content[0].input == {"city": "Paris"}
+    assert message.usage.cache_read_input_tokens > 50  # the same prompt, of another family

@@ -120,7 +120,6 @@ def test_reasoning_that_the_prompt_has_opened(engine, client, script):
 FORCED = [
     ("required", None, ["add", "say"]),
     ({"type": "function", "function": {"name": "say"}}, None, ["say"]),
-    ("auto", False, ["add", "say"]),
     (
         {
             "type": "allowed_tools",
@@ -146,6 +145,14 @@ def test_what_is_demanded_becomes_a_grammar(engine, client, script, choice, para
     assert [name for name in ("add", "say") if any(name in head for head in heads)] == names
     shown = engine.requests[0].template_args["tools"]
     assert [tool["function"]["name"] for tool in shown] == ["add", "say"]
+
+
+def test_one_call_at_most_ends_a_free_answer_at_its_mark(engine, client, script):
+    engine.plan = script.saying(ONE.removesuffix("</tool_call>"), stop_string="</tool_call>")
+    reply = client.chat.completions.create(**ASK, tools=[ADD], parallel_tool_calls=False)
+    assert engine.requests[0].stop == ("</tool_call>",)
+    assert engine.requests[0].grammar is None
+    assert reply.choices[0].message.tool_calls[0].function.arguments == '{"a": 1, "b": 2}'
 
 
 def test_strict_tools_bind_a_free_answer_and_templates_do_not_see_it(engine, client, script):
@@ -181,7 +188,7 @@ def test_history_reaches_the_template(engine, client):
     ("effort", "args", "warning"),
     [
         ("none", {"enable_thinking": False}, None),
-        ("low", {"enable_thinking": True}, "reasoning_effort%20%28its%20level%29"),
+        ("low", {"enable_thinking": True}, "reasoning_effort[level]"),
     ],
 )
 def test_effort_in_the_templates_words(engine, client, effort, args, warning):

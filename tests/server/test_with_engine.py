@@ -241,3 +241,49 @@ def test_a_prompt_is_scored_whatever_is_saved_of_it(client):
     usage = reply.usage
     assert (usage.prompt_tokens, usage.completion_tokens) == (50, 0)
     assert usage.prompt_tokens_details.cached_tokens == 0
+
+
+def test_echo_puts_the_prompt_before_the_answer(client):
+    ask: dict[str, Any] = {"model": "m", "prompt": "hello", "max_tokens": 4, "seed": 1}
+    alone = client.completions.create(**ask, logprobs=1).choices[0]
+    for prompt in ("hello", list(b"hello")):
+        reply = client.completions.create(**{**ask, "prompt": prompt}, echo=True, logprobs=1, n=2)
+        first, second = reply.choices
+        assert first.text == "hello" + alone.text
+        form = first.logprobs
+        assert "".join(form.tokens) == first.text
+        assert form.text_offset == list(range(9))
+        assert form.token_logprobs[0] is None and form.top_logprobs[0] is None
+        assert form.token_logprobs[5:] == alone.logprobs.token_logprobs
+        assert second.logprobs.token_logprobs[:5] == form.token_logprobs[:5]
+        assert reply.usage.prompt_tokens == 5
+    scored = client.completions.create(**{**ask, "max_tokens": 0}, echo=True, logprobs=0)
+    assert scored.choices[0].text == "hello"
+    assert len([p for p in scored.choices[0].logprobs.token_logprobs if p is not None]) == 4
+    chunks = client.completions.create(**ask, echo=True, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "hello" + alone.text
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(**ask, echo=True, logprobs=1, stream=True)
+    assert caught.value.param == "echo"
+
+
+def test_tokens_without_an_answer(real, script):
+    raw = script.Raw(real[1])
+    reply = raw.post("/tokenize", {"prompt": "hé", "return_token_strs": True})[2]
+    assert (reply["tokens"], reply["count"], reply["max_model_len"]) == (
+        [104, 195, 169],
+        3,
+        CONTEXT,
+    )
+    assert raw.post("/detokenize", {"tokens": reply["tokens"]})[2]["prompt"] == "hé"
+    assert raw.post("/tokenize", {"content": "h"})[2]["tokens"] == [104]
+    chat = raw.post("/tokenize", {"messages": prompts("hi"), "add_generation_prompt": False})[2]
+    assert bytes(chat["tokens"]) == b"user: hi\n"
+    for path, body, param in (
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "content": "b"}, "prompt"),
+        ("/detokenize", {"tokens": [999]}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+    ):
+        status, _, reply = raw.post(path, body)
+        assert (status, reply["error"]["param"]) == (400, param)
