@@ -20,6 +20,7 @@ from pipeline.errors import RequestError
 from pipeline.server.errors import invalid
 
 _HALF = re.compile("[\ud800-\udfff]")
+DEPTH = 100  # of lists and objects in each other
 _DISCARD_S = 2.0  # how long a too large body may go on arriving before the reply
 
 
@@ -78,9 +79,24 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise
     except (ValueError, RecursionError):
         raise invalid("The request body is not valid JSON.", code="invalid_json") from None
+    if not _shallow(value):
+        raise invalid(
+            f"The request body is nested deeper than {DEPTH} levels.", code="invalid_json"
+        )
     if not isinstance(value, dict):
         raise invalid("The request body must be a JSON object.", code="invalid_json")
     return value
+
+
+def _shallow(value: Any) -> bool:
+    """What is nested deeper would be too deep for one of those who read it later."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(DEPTH):
+        inside = (v.values() if isinstance(v, dict) else v for v in level)
+        level = [item for items in inside for item in items if isinstance(item, dict | list)]
+        if not level:
+            return True
+    return False
 
 
 def _scrub(value: Any, path: str) -> Any:

@@ -90,8 +90,6 @@ def call_for_template(call_id: str | None, function: CalledFunction) -> Plain:
 
 def text_of(part: Any, where: str) -> str:
     """A part's text. RequestError for images, sounds, files, and whatever else is not text."""
-    if isinstance(part, str):
-        return part
     if isinstance(part, dict) and part.get("type") == "refusal":
         part = {"type": "text", "text": part.get("refusal")}
     if isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] not in TEXTS:

@@ -35,11 +35,15 @@ class ServerSettings:
             raise ConfigError(problems)
 
     def store(self) -> ResponseStore:
-        """A new store of answers, as the settings say. OSError for a folder that cannot be used."""
+        """A new store of answers, as the settings say."""
         from pipeline.server.store import ResponseStore
 
         ttl_s, folder = self.responses_ttl_s, self.responses_folder
-        return ResponseStore(ttl_s=ttl_s, max_bytes=self.responses_bytes, folder=folder)
+        try:
+            return ResponseStore(ttl_s=ttl_s, max_bytes=self.responses_bytes, folder=folder)
+        except OSError as error:
+            problem = Problem("server.responses_folder", f"cannot be used: {error}")
+            raise ConfigError([problem]) from error
 
     def _problems(self) -> list[Problem]:
         rules = (

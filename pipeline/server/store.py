@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import time
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.server.errors import dump
+
+log = logging.getLogger("headrace.server")
 
 ID = re.compile("resp_[0-9a-f]{32}")  # what is made here: nothing else is ever looked up
 
@@ -39,13 +42,17 @@ class ResponseStore:
             self._find()
 
     def put(self, name: str, record: dict[str, Any]) -> None:
-        """One that is larger than all the room is not kept."""
+        """One that is larger than all the room is not kept, nor one that the disk does not take."""
         assert ID.fullmatch(name)
         data = dump(record)
         self.delete(name)
         if len(data) > self._max_bytes:
             return
-        self._write(name, data)
+        try:
+            self._write(name, data)
+        except OSError as error:
+            log.warning("an answer was not kept: %s", error)
+            return
         kept = data if self._folder is None else None
         self._add(name, _Kept(len(data), time.time() + self._ttl_s, kept))
         while self._bytes > self._max_bytes:

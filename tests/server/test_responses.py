@@ -10,6 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from pipeline.errors import ConfigError
 from pipeline.server.run import serve_in_thread
 from pipeline.server.settings import ServerSettings
 from pipeline.server.store import ResponseStore
@@ -242,6 +243,16 @@ def test_a_folder_outlives_the_store(tmp_path):
     assert again.get("../secret") is None
     assert sorted(file.name for file in (tmp_path / "answers").iterdir())[0] == f"{NAMES[0]}.json"
     assert again.delete(NAMES[0]) and not again.delete(NAMES[0])
+
+
+def test_folders_that_do_not_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="responses_folder"):
+        ServerSettings(responses_folder=str(tmp_path / "file")).store()
+    store = ResponseStore(ttl_s=60, max_bytes=100, folder=str(tmp_path / "gone"))
+    (tmp_path / "gone").rmdir()
+    store.put(NAMES[0], {})
+    assert store.get(NAMES[0]) is None
 
 
 def test_a_restarted_server_goes_on(script, tmp_path):
