@@ -92,16 +92,19 @@ class Chunks:
         return {**self._head(self.whole_name), "choices": choices, "usage": self.usage()}
 
     def usage(self) -> dict[str, Any]:
-        """Prompts are counted once, however many choices each has."""
+        """Prompts are counted once, however many choices each has; what choices share was computed for
+        the one of them that led."""
         usages = [voice.done.usage for voice in self.voices if voice.done]
-        firsts = usages[:: self.answer.asked.n]
-        prompt = sum(usage.prompt_tokens for usage in firsts)
+        n = self.answer.asked.n
+        prompts = [usages[i : i + n] for i in range(0, len(usages), n)]
+        prompt = sum(choices[0].prompt_tokens for choices in prompts)
+        cached = sum(min(usage.cached_tokens for usage in choices) for choices in prompts)
         completion = sum(usage.completion_tokens for usage in usages)
         usage = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(u.cached_tokens for u in firsts)},
+            "prompt_tokens_details": {"cached_tokens": cached},
         }
         if thought := sum(voice.reasoning_tokens for voice in self.voices):
             usage["completion_tokens_details"] = {"reasoning_tokens": thought}

@@ -28,10 +28,12 @@ def test_each_is_what_it_is_alone_and_the_prompt_runs_once(kind):
         alone = [engine.generate(prompt_ids(LENGTH), **WANTED, seed=i) for i in range(N)]
     with serving(*kind, "limits.max_rows=8") as engine:
         got = choices(engine, prompt)
-        prefilled = engine.stats()["prompt_tokens"] - engine.stats()["cached_tokens"]
+        counts = engine.stats()["counts"]
     assert [g["token_ids"] for g in got] == [a["token_ids"] for a in alone]
     assert len({tuple(g["token_ids"]) for g in got}) > 1
-    assert prefilled == LENGTH + N - 1  # the last token of a prompt is each choice's own
+    assert (
+        counts["prompt_tokens"] - counts["cached_tokens"] == LENGTH + N - 1
+    )  # the last token of a prompt is each choice's own
 
 
 def test_more_choices_than_rows_and_other_clients():

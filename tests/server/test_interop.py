@@ -124,6 +124,7 @@ def test_anthropic_tool_runner(scripted, anthropic_client):
         final = runner.until_done()
         assert [block.text for block in final.content] == ["It is 5."]
     result = scripted.requests[-1].messages[-1]
+    print(scripted.requests[-1].messages)
     assert (result["role"], result["name"], result["content"]) == ("tool", "add", "5")
 
 

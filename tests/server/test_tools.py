@@ -204,7 +204,6 @@ def test_effort_in_the_templates_words(engine, client, effort, args, warning):
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [ADD, ADD]}, "tools"),
-        ({"tools": [{"type": "function", "function": {"name": "a"}}] * 129}, "tools"),
         (
             {
                 "tools": [
