@@ -30,11 +30,12 @@ from pipeline.server.writer import Family
 def create_app(engine: ServedEngine, settings: ServerSettings) -> Starlette:
     """The whole HTTP surface of an open engine; starts and stops nothing."""
     metrics = Metrics(engine)
+    store = settings.store()
     families: dict[str, Family] = {
         "/v1/chat/completions": Chat(),
         "/v1/completions": Completions(),
-        "/v1/messages": Messages(),
-        "/v1/responses": (responses := Responses(settings.store())),
+        "/v1/messages": Messages(store),
+        "/v1/responses": (responses := Responses(store)),
     }
     routes = [
         Route(path, _endpoint(Generation(engine, settings, metrics, family)), methods=["POST"])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from pipeline.errors import RequestError
 from pipeline.grammars import make_grammar
 from pipeline.server.answer import Answer
 from pipeline.server.asked import Asked, Bounds
@@ -25,6 +27,7 @@ from pipeline.server.messages_schema import (
 from pipeline.server.neutral import check_neutral
 from pipeline.server.schema import read
 from pipeline.server.speech import CallBegins, CallText, Content, Piece, Reasoning
+from pipeline.server.store import ResponseStore
 from pipeline.server.thinking import thinking
 from pipeline.server.tools import Choice, Function, Tool, Toolbox, bound, for_template, toolbox
 from pipeline.server.voices import Call, News, voices
@@ -34,12 +37,22 @@ from pipeline.types import Done, Grammar, Request, Sampling
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
 
 
-class Messages:
-    """The family of messages."""
+@dataclass(frozen=True)
+class AskedMessage(Asked):
+    """With the chat that leads to the answer, but for its system message."""
 
-    def read(self, value: Mapping[str, Any], bounds: Bounds) -> Asked:
+    history: tuple[Plain, ...] = ()
+
+
+@dataclass(frozen=True)
+class Messages:
+    """The family of messages. The store has the chats of threads."""
+
+    store: ResponseStore
+
+    def read(self, value: Mapping[str, Any], bounds: Bounds) -> AskedMessage:
         body = read(MessagesBody, value)
-        messages, args, box, ignored = prompt(body, bounds)
+        messages, args, box, ignored = prompt(body, bounds, self._before(body))
         request = Request(
             id=f"msg_{uuid4().hex}",
             messages=messages,
@@ -56,15 +69,35 @@ class Messages:
         request = bound(request, box, bounds.dialect)
         if body.priority and not bounds.priorities:
             ignored.append("priority")
-        stream = bool(body.stream)
-        return Asked(request.id, (request,), body, 1, stream, tuple(ignored), box)
+        history = tuple(m for m in messages[:1] if m["role"] != "system") + messages[1:]
+        said = (request.id, (request,), body, 1, bool(body.stream), tuple(ignored), box)
+        return AskedMessage(*said, history=history)
 
     def writer(self, answer: Answer, engine: ServedEngine) -> MessageWriter:
-        return MessageWriter(answer, engine)
+        asked = answer.asked
+        assert isinstance(asked, AskedMessage)
+
+        def keep(reply: Plain) -> None:
+            self.store.put(asked.id, {"messages": [*asked.history, reply]})
+
+        held = asked.body.thread is not None  # type: ignore[attr-defined]
+        return MessageWriter(answer, engine, keep if held else None)
+
+    def _before(self, body: MessagesBody) -> Sequence[Plain]:
+        """What a thread's earlier requests have said and got."""
+        thread = body.thread
+        if thread is None or thread.type == "create":
+            return ()
+        name, where = thread.previous_message_id or "", "thread.previous_message_id"
+        record = self.store.get(name) if name.startswith("msg_") else None
+        if record is None:
+            message = f"{where}: no such message; it may have expired."
+            raise RequestError(message, param=where, code="not_found", status=404)
+        return list(record["messages"])
 
 
 def prompt(
-    body: CountBody, bounds: Bounds
+    body: CountBody, bounds: Bounds, before: Sequence[Plain] = ()
 ) -> tuple[tuple[Plain, ...], dict[str, Any], Toolbox | None, list[str]]:
     """The chat, the template's arguments, the tools, and what has no effect."""
     box = toolbox([_tool(tool) for tool in body.tools or ()], _choice(body))
@@ -72,6 +105,7 @@ def prompt(
     if box:
         args["tools"] = for_template(box.shown)
     messages = [{"role": "system", "content": _joined(body.system)}] if body.system else []
+    messages += before
     for i, turn in enumerate(body.messages):
         messages += _plain(turn, f"messages[{i}]")
     return tuple(named_results(messages)), args, box, [*check_neutral(body.model_extra), *ignored]
@@ -161,8 +195,9 @@ def _result(block: ToolResult) -> Plain:
 class MessageWriter:
     """Blocks one after another: each begins, grows and stops before the next."""
 
-    def __init__(self, answer: Answer, engine: ServedEngine):
+    def __init__(self, answer: Answer, engine: ServedEngine, keep: Callable[[Plain], None] | None):
         self.voices = voices(answer, engine, "toolu_")
+        self._keep = keep
         self._answer, self._model = answer, engine.target_info["name"]
         self._open: type[Piece] | None = None  # what the block that grows is made of
         self._blocks = 0
@@ -189,6 +224,7 @@ class MessageWriter:
         yield _event("message_delta", delta=delta, usage=self._usage(done))
 
     def closing(self) -> Iterable[bytes]:
+        self._hold()
         yield _event("message_stop")
 
     def failed(self, fault: Fault) -> Iterable[bytes]:
@@ -197,8 +233,13 @@ class MessageWriter:
     def whole(self) -> dict[str, Any]:
         (voice,) = self.voices
         assert voice.done is not None
+        self._hold()
         message = self._message(list(map(_block, voice.said)), *self._stopped(voice.done))
         return {**message, "usage": self._usage(voice.done)}
+
+    def _hold(self) -> None:
+        if self._keep is not None:
+            self._keep(self.voices[0].turn)
 
     def _stop(self) -> Iterable[bytes]:
         if self._open is not None:

@@ -89,6 +89,13 @@ class Metadata(Body):
     user_id: str | None = None
 
 
+class Thread(Body):
+    """A conversation that the server holds, under the ids of its answers."""
+
+    type: Literal["create", "continue"]
+    previous_message_id: str | None = None
+
+
 class CountBody(Body):
     """What `count_tokens` takes, and a message's request too."""
 
@@ -109,6 +116,7 @@ class MessagesBody(CountBody):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Count | None = None
     metadata: Metadata | None = None
+    thread: Thread | None = None
     # ours
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     session_id: str | None = None

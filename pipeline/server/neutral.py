@@ -91,6 +91,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "mcp_servers": ([],),
         "context_management": (),
         "conversation": (),
+        "compaction": (),
+        "fallbacks": ([],),
+        "billing_policy": (),
         "background": (False,),
         "background_options": ANY,
         "max_tool_calls": ANY,  # of tools that run at the server: there are none

@@ -8,10 +8,10 @@ from typing import Any
 
 from pipeline.server.answer import Answer
 from pipeline.server.contract import ServedEngine
-from pipeline.server.conversation import CalledFunction, Plain, call_for_template
+from pipeline.server.conversation import Plain
 from pipeline.server.errors import Fault
 from pipeline.server.speech import CallBegins, CallText, Content, Piece, Reasoning
-from pipeline.server.voices import Call, News, voices
+from pipeline.server.voices import News, voices
 from pipeline.server.writer import frame
 from pipeline.types import Done
 
@@ -81,16 +81,8 @@ class ResponseWriter:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         response["headrace"] = {"seed": done.seed, "timings": dict(done.timings)}
         if self._keep is not None:
-            self._keep(response, self._turn())
+            self._keep(response, voice.turn)
         return response
-
-    def _turn(self) -> Plain:
-        """The answer as the next request's chat has it."""
-        voice = self.voices[0]
-        calls = [_turn_call(call) for call in voice.calls]
-        more = {"reasoning_content": voice.reasoning, "tool_calls": calls}
-        turn = {"role": "assistant", "content": voice.content}
-        return turn | {name: value for name, value in more.items() if value}
 
     def _response(self, status: str) -> dict[str, Any]:
         """All fields that clients look for; what was not said is null or what happens."""
@@ -190,10 +182,6 @@ def _new_item(piece: Piece, word: str) -> Item:
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             item = {"id": f"msg_{word}", "type": "message", "role": "assistant", "content": [part]}
     return {**item, "status": "in_progress"}
-
-
-def _turn_call(call: Call) -> Plain:
-    return call_for_template(call.id, CalledFunction(name=call.name, arguments=call.arguments))
 
 
 def _said(part: Any) -> Any:

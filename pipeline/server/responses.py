@@ -121,7 +121,7 @@ class Responses:
         return [] if name is None else self._found(name, "previous_response_id")["messages"]
 
     def _found(self, name: str, param: str = "response_id") -> dict[str, Any]:
-        record = self.store.get(name)
+        record = self.store.get(name) if name.startswith("resp_") else None
         if record is None:
             message = f"{param}: no such response; it may have expired."
             raise RequestError(message, param=param, code="not_found", status=404)

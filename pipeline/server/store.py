@@ -1,4 +1,4 @@
-"""Answers of /v1/responses that later requests may go on from."""
+"""Answers that later requests may go on from, of /v1/responses and of threads of /v1/messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.server.errors import dump
 
 log = logging.getLogger("headrace.server")
 
-ID = re.compile("resp_[0-9a-f]{32}")  # what is made here: nothing else is ever looked up
+ID = re.compile("(resp|msg)_[0-9a-f]{32}")  # what is made here: nothing else is ever looked up
 
 
 @dataclass
@@ -99,9 +99,9 @@ class ResponseStore:
     def _find(self) -> None:
         """What an earlier process left, the oldest first; what it did not finish is removed."""
         assert self._folder is not None
-        for file in self._folder.glob("resp_*.new"):
+        for file in self._folder.glob("*_*.new"):
             file.unlink(missing_ok=True)
-        files = [f for f in self._folder.glob("resp_*.json") if ID.fullmatch(f.stem)]
+        files = [f for f in self._folder.glob("*_*.json") if ID.fullmatch(f.stem)]
         for file in sorted(files, key=lambda f: f.stat().st_mtime):
             state = file.stat()
             self._add(file.stem, _Kept(state.st_size, state.st_mtime + self._ttl_s, None))

@@ -9,6 +9,7 @@ from itertools import groupby
 
 from pipeline.server.answer import Answer
 from pipeline.server.contract import ServedEngine
+from pipeline.server.conversation import CalledFunction, Plain, call_for_template
 from pipeline.server.speech import CallBegins, CallText, Content, Piece, Reasoning, Speech
 from pipeline.types import Delta, Dialect, Done, Request, TokenLogprob
 
@@ -85,6 +86,17 @@ class Voice:
             else:
                 parts.append(Content(text) if kind is Content else Reasoning(text))
         return parts
+
+    @property
+    def turn(self) -> Plain:
+        """The answer as the next request's chat has it."""
+        calls = [
+            call_for_template(call.id, CalledFunction(name=call.name, arguments=call.arguments))
+            for call in self.calls
+        ]
+        more = {"reasoning_content": self.reasoning, "tool_calls": calls}
+        turn = {"role": "assistant", "content": self.content}
+        return turn | {name: value for name, value in more.items() if value}
 
     @property
     def finish_reason(self) -> str:

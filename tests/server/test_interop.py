@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import pytest
 from anthropic import beta_tool
 from pydantic import BaseModel
@@ -124,8 +125,12 @@ def test_anthropic_tool_runner(scripted, anthropic_client):
         final = runner.until_done()
         assert [block.text for block in final.content] == ["It is 5."]
     result = scripted.requests[-1].messages[-1]
-    print(scripted.requests[-1].messages)
     assert (result["role"], result["name"], result["content"]) == ("tool", "add", "5")
+    with pytest.raises(anthropic.NotFoundError):  # the server holds these conversations
+        anthropic_client.beta.messages.create(
+            model="m", max_tokens=9, messages=USER,
+            thread={"type": "continue", "previous_message_id": "msg_" + "0" * 32},
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("responses", [False, True])
