@@ -44,8 +44,9 @@ class Tier(Part, Protocol):
     def lookup(self, tokens: Seq[int], namespace: str, limit: int) -> Match | None:
         """The longest usable state for a prefix of `tokens`, at most `limit` long. O(len(tokens))."""
 
-    def covered(self, tokens: Seq[int], namespace: str) -> int:
-        """How many leading tokens are held already, so that `capture` need not copy them."""
+    def covered(self, tokens: Seq[int], namespace: str, min_reuse: int = 0) -> int:
+        """How many leading tokens are held already, as states of that `min_reuse` hold them (0, or
+        more), so that `capture` need not copy them."""
 
     def put(self, state: State) -> bool:
         """Take ownership. False if it was dropped (over the cap, or its base is gone)."""
