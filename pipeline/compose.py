@@ -218,8 +218,8 @@ def _join_options(draft: _Draft) -> DictConfig:
     finally:
         Singleton.set_state(before)
     OmegaConf.set_struct(tree, False)
-    for path in draft.catalog.options(ALWAYS).values():
-        tree[ALWAYS].merge_with(load_yaml(path) or {})
+    files = draft.catalog.options(ALWAYS).values()
+    tree[ALWAYS].merge_with({k: v for path in files for k, v in (load_yaml(path) or {}).items()})
     return tree
 
 

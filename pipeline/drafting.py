@@ -31,6 +31,10 @@ class GuardedRows:
     def size(self) -> int:
         return 0 if self._rows is None else self._rows.size
 
+    def assign(self, namespaces: Seq[str]) -> None:
+        if hasattr(self._rows, "assign"):
+            self._take("assign", namespaces)
+
     def prefill(self, tokens: Seq[Seq[int]], hidden: Any = None) -> None:
         self._take("prefill", tokens, hidden)
 

@@ -33,6 +33,7 @@ from pipeline.types import (
 )
 
 PREPARATION_THREADS = 2
+READ_POLL_S = 0.001  # how soon to look whether a saved state has been read
 
 
 class Pipeline(Protocol):
@@ -248,6 +249,12 @@ class Engine:
                     return dict(report)
         return {"durable": False, "reason": "the flow has no stage that writes saved states"}
 
+    def close_session(self, session_id: str) -> None:
+        """Its states are like others from now on; nothing is lost. From any thread."""
+        for tier in self.pipeline.parts["tier"]:
+            if "sessions" in tier.can:
+                tier.forget(session_id)
+
     # --- preparation pool
 
     def _prepare(self, sequence: Sequence) -> None:
@@ -326,7 +333,10 @@ class Engine:
     def _loop(self) -> None:
         more = False  # work that is no request is left
         while self._state in ("open", "draining"):
-            self._receive(block=not (self._turns.busy or more), timeout_s=self._again_s)
+            if self._turns.stalled:
+                self._again_s = READ_POLL_S
+            wait = self._turns.stalled or not (self._turns.busy or more)
+            self._receive(block=wait, timeout_s=self._again_s)
             self._again_s = None
             self._turns.turn(admit=not self.ownership.holds_admission)
             more = not self._turns.rows_in_use and self._background()

@@ -31,7 +31,7 @@ GIVEN = frozenset({"request", "deliver", "cancelled", "error", "ready", "submitt
 GIVEN |= {"entered", "counts", "drafted_by_position", "accepted_by_position"}
 GIVEN |= {"processed_ids", "output_ids", "captured_len", "cached_len", "finish_reason"}
 # Empty in a flow that has no stage for them, but never read before that stage where there is one.
-OPTIONAL = frozenset({"proposal", "depth", "match"})
+OPTIONAL = frozenset({"proposal", "depth", "match", "restore"})
 # Made anew in each round: in a loop, what an earlier phase or the round before left is no value.
 ROUND = frozenset({"proposal", "depth", "scores", "emitted", "accepted", "kept"})
 OPENS, SETTLES = "scores", "kept"  # who scores has opened the rows; who reads `kept` closes them
@@ -211,7 +211,10 @@ class Graph:
     def _idle_drafter(self) -> Iterator[Problem]:
         drafter = self.offers.get("drafter")
         proposes = any("proposal" in node.writes for node in self._in("decode"))
-        if drafter and drafter.choice != "none" and not proposes:
+        warms = not self.phases.get("decode") and any(  # its own state is kept for later, too
+            "captured_len" in node.writes for node in self._in("prefill")
+        )
+        if drafter and drafter.choice != "none" and not (proposes or warms):
             what = f"no stage drafts, so drafter={drafter.choice} would do nothing."
             yield Problem("flow", what, "Choose flow=speculative or drafter=none.")
 

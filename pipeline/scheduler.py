@@ -59,6 +59,11 @@ class Turns:
         return bool(len(self.waiting) or self.prefills or self.active.sequences)
 
     @property
+    def stalled(self) -> bool:
+        """Whether all who have a row wait for saved states to be read."""
+        return bool(self.prefills) and not self.active.sequences and all(map(reads, self.prefills))
+
+    @property
     def rows_in_use(self) -> int:
         return len(self.running)
 
@@ -74,8 +79,8 @@ class Turns:
             for group in self.waiting.take(self.running):
                 self._begin(group)
             self._make_way()
-        if self.prefills:
-            batch = self.prefills.popleft()
+        if batch := next((batch for batch in self.prefills if not reads(batch)), None):
+            self.prefills = deque(other for other in self.prefills if other is not batch)
             batch.allowance = self._allowance()
             self._guard(self._prefill, batch)
         if self.active.sequences:
@@ -173,6 +178,7 @@ class Turns:
         calls = self.pipeline.parts["model"].calls - calls
         for sequence in batch.sequences:
             sequence.counts["target_calls"] = sequence.counts.get("target_calls", 0) + calls
+        self._part(batch)
         self._end_undecoded(batch)
         if any(s.ready and s.scores is not None for s in batch.sequences):
             self._run("first", batch)
@@ -183,6 +189,14 @@ class Turns:
         self._join(batch)
         if batch.sequences and batch is not self.active:
             self.prefills.append(batch)
+
+    def _part(self, batch: Batch) -> None:
+        """Rows whose saved state is being read wait for it alone."""
+        late = [s for s in batch.sequences if s.restore is not None]
+        for sequence in late if len(late) < len(batch.sequences) else late[1:]:
+            batch.sequences = [s for s in batch.sequences if s is not sequence]
+            leave(sequence, batch)
+            self._begin([sequence])
 
     def _end_undecoded(self, batch: Batch) -> None:
         """Rows that asked for no token, and all rows of a flow that decodes none, end with the prompt."""
@@ -341,6 +355,11 @@ class Turns:
                 continue
             sequence.counts["suspect"] = 1
             self._begin([sequence])
+
+
+def reads(batch: Batch) -> bool:
+    """Whether saved states of its rows are still being read."""
+    return any(s.restore is not None and not s.restore.done() for s in batch.sequences)
 
 
 def _hopeless(sequence: Sequence, fault: Exception) -> bool:

@@ -16,6 +16,7 @@ class CheckpointCapture:
 
     reads = frozenset(
         {
+            "request",
             "boundary",
             "snapshot_len",
             "namespace",
@@ -70,3 +71,7 @@ class CheckpointCapture:
         whole = length == len(sequence.processed_ids)
         attachment = batch.draft_rows.capture(row) if whole else None
         tier.put(state.with_attachment(attachment) if attachment else state)
+        session = sequence.request.session_id
+        if session is not None and sequence.finish_reason is not None:
+            for keeper in (tier for tier in self.tiers if "sessions" in tier.can):
+                keeper.keep(session, tokens, sequence.namespace)

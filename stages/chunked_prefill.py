@@ -27,7 +27,7 @@ class ChunkedPrefill:
 
     reads = frozenset(
         {"request", "prompt_ids", "output_ids", "boundary", "cached_len", "match", "namespace",
-         "pending", "processed_ids", "prompt_logprobs"}
+         "pending", "processed_ids", "prompt_logprobs", "restore"}
     )  # fmt: skip
     writes = frozenset(
         {
@@ -60,6 +60,8 @@ class ChunkedPrefill:
         self.target, self.drafter, self.tiers, self.chunk = target, drafter, tier, chunk
 
     def run(self, batch: Batch) -> None:
+        if any(sequence.restore is not None for sequence in batch.sequences):
+            return  # what they start from is being read
         if batch.rows.size == 0:
             self._populate(batch)
         goals = [self._goal(sequence) for sequence in batch.sequences]

@@ -19,7 +19,7 @@ class Draft:
     answered.
     """
 
-    reads = frozenset({"pending", "sampler", "output_ids", "max_new", "request"})
+    reads = frozenset({"pending", "sampler", "output_ids", "max_new", "request", "namespace"})
     writes = frozenset({"depth", "proposal"})
     needs: Mapping[str, frozenset[str]] = {}
     thread = "owner"
@@ -41,6 +41,7 @@ class Draft:
 
     def _propose(self, batch: Batch, depths: list[int]) -> list[Proposal]:
         rows = batch.sequences
+        getattr(batch.draft_rows, "assign", _nobody)([s.namespace for s in rows])
         asked = [s.pending for s in rows], depths, [s.sampler for s in rows]
         found = batch.draft_rows.draft(*asked)
         proposals = [
@@ -63,6 +64,10 @@ class Draft:
         for sequence, depth in zip(batch.sequences, depths, strict=True):
             if depth:
                 sequence.counts["draft_errors"] = sequence.counts.get("draft_errors", 0) + 1
+
+
+def _nobody(namespaces: list[str]) -> None:
+    """Rows that are the same to everybody."""
 
 
 def up_to_eos(proposal: Proposal, eos_ids: Collection[int]) -> Proposal:

@@ -13,6 +13,8 @@ from pipeline.errors import ConfigError, Problem, at_least
 from pipeline.types import Batch, State, Tier
 
 MOST_DIRTY = 10_000  # states remembered as not yet durable; the oldest beyond are lost
+MOST_DIRTY_BYTES = 64 << 20  # of their token ids
+RETRY_S = (30.0, 600.0)  # after which what was not written is tried again, from and up to
 STEP_S = 0.02  # what a step of a flush may take
 POLL_S = 0.004  # how soon to look again at a write in flight
 
@@ -45,7 +47,9 @@ class Spill:
     """Idle work, one bounded step at a time (protocol Keeper of the fast tier).
 
     A state that the fast tier stores is dirty until the first durable tier has all of it. It is
-    handed over `debounce_s` after the last one came, or at once when it is about to be evicted.
+    handed over `debounce_s` after the last one came, or at once when it is about to be evicted; what
+    was given up is tried again, less and less often, while the fast tier has it. With `idle_s`, states
+    that nobody has used for so long leave the fast tier once nothing is to be written.
     A flush is the boundary of durability: `durable` is true only if every dirty state was written, and none
     was dropped, failed or had vanished. What vanished stays dirty until something that covers it is there.
     """
@@ -55,8 +59,16 @@ class Spill:
     needs: dict[str, frozenset[str]] = {}
     thread = "owner"
 
-    def __init__(self, tier: list[Tier], *, debounce_s: float = 1.0, close_s: float = 60.0):
+    def __init__(
+        self,
+        tier: list[Tier],
+        *,
+        debounce_s: float = 1.0,
+        close_s: float = 60.0,
+        idle_s: float | None = None,
+    ):
         self.debounce_s = at_least("debounce_s", debounce_s, 0)
+        self.idle_s = at_least("idle_s", idle_s, 0)
         self.close_s = at_least("close_s", close_s, 0)
         self.tiers = tier
         slow = ["durable" in one.can for one in tier if one is not None]
@@ -67,7 +79,9 @@ class Spill:
         self.slow: Tier | None = None
         self.again_s: float | None = None  # when the engine should call again; None: on news
         self._dirty: dict[Key, Stage] = {}
-        self._due = 0.0
+        self._dirty_bytes = 0  # of their keys
+        self._due = self._retry_at = 0.0
+        self._retry_s = RETRY_S[0]
         self._flush: Flush | None = None
         self._count = Figures()
 
@@ -89,21 +103,27 @@ class Spill:
             told = report or {"reason": f"not done within {self.close_s} s"}
             logging.getLogger(__name__).warning("not all saved states are on disk: %s", told)
         self._dirty.clear()
+        self._dirty_bytes = 0
         self._flush = None
 
     # --- what the fast tier tells
 
     def stored(self, namespace: str, key: bytes) -> None:
-        self._dirty.pop((namespace, key), None)  # the newest goes last
+        self._forget((namespace, key))  # the newest goes last
         self._dirty[namespace, key] = "waiting"
+        self._dirty_bytes += len(key)
         self._due = time.monotonic() + self.debounce_s
-        while len(self._dirty) > MOST_DIRTY:
-            del self._dirty[next(iter(self._dirty))]
+        while len(self._dirty) > MOST_DIRTY or self._dirty_bytes > MOST_DIRTY_BYTES:
+            self._forget(next(iter(self._dirty)))
             self._count.lost += 1
 
     def leaving(self, namespace: str, key: bytes, make: Callable[[], State]) -> None:
-        if self._dirty.get((namespace, key)) == "waiting":
+        if self._dirty.get((namespace, key)) in ("waiting", "undone"):
             self._hand(namespace, key, make)
+
+    def _forget(self, key: Key) -> None:
+        if self._dirty.pop(key, None) is not None:
+            self._dirty_bytes -= len(key[1])
 
     # --- idle work
 
@@ -119,12 +139,20 @@ class Spill:
             self._next()
 
     def _next(self) -> None:
-        """Hand over one dirty state, if it is time."""
+        """Hand over one dirty state, if it is time; else let one go that is not used."""
+        now = time.monotonic()
         if (key := self._waiting()) is not None:
-            wait = self._due - time.monotonic()
-            self.again_s = max(0.0, wait)
-            if wait <= 0:
+            self.again_s = max(0.0, self._due - now)
+            if now >= self._due:
                 self._take(key)
+            return
+        if self._dirty and now >= self._retry_at:
+            self._dirty = dict.fromkeys(self._dirty, "waiting")
+            self._retry_at, self._retry_s = now + self._retry_s, min(2 * self._retry_s, RETRY_S[1])
+        if self.idle_s is not None and self.fast is not None:
+            self.again_s = self.fast.demote(self.idle_s)
+        if self._dirty and self.again_s is None:
+            self.again_s = max(0.0, self._retry_at - now)
 
     def _waiting(self) -> Key | None:
         return next((key for key, stage in self._dirty.items() if stage == "waiting"), None)
@@ -132,10 +160,9 @@ class Spill:
     def _take(self, key: Key) -> None:
         """Get a state from the fast tier; one that is gone there may be covered by what is written."""
         namespace, tokens = key[0], array("i", key[1])
-        match = self.fast.lookup(tokens, namespace, len(tokens)) if self.fast else None
+        match = self.fast.borrow(tokens, namespace) if self.fast else None
         if match is not None:
-            if len(match.state.tokens) == len(tokens):
-                self._hand(namespace, key[1], lambda: match.state)
+            self._hand(namespace, key[1], lambda: match.state)
             match.release()
         if self._dirty[key] == "waiting":
             self._dirty[key] = "undone"
@@ -158,9 +185,11 @@ class Spill:
     def _check(self, key: Key) -> None:
         assert self.slow is not None
         if self.slow.durable(array("i", key[1]), key[0]):
-            del self._dirty[key]
-        else:
+            self._forget(key)
+            self._retry_s = RETRY_S[0]
+        elif self._dirty[key] == "handed":
             self._dirty[key] = "undone"
+            self._retry_at = time.monotonic() + self._retry_s
 
     # --- flush
 

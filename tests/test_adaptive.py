@@ -7,7 +7,7 @@ import random
 import pytest
 
 import stages.depth.adaptive as module
-from pipeline.types import Batch, Proposal, Request, Sequence
+from pipeline.types import Batch, Emitted, Proposal, Request, Sequence
 from stages.depth.adaptive import Adaptive
 from stages.depth.evidence import Costs, Odds, RowNotes
 
@@ -20,25 +20,35 @@ class World:
         self.offered = offered  # (row, round) -> length of what the drafter would propose
         self.rows = [Sequence(Request(id=str(i)), print, max_new=10**9) for i in range(rows)]
         self.seconds, self.tokens, self.round = 0.0, 0, 0
+        self.places = [0] * rows  # the true token at place p is p
 
     def play(self, rounds, monkeypatch):
         for _ in range(rounds):
             batch = Batch(self.rows, None, None)
             monkeypatch.setattr(module.time, "perf_counter", lambda: self.seconds)
             began, depths = self.seconds, self.depth.choose(batch)
-            lengths = [min(d, self.offered(i, self.round)) for i, d in enumerate(depths)]
+            offers = [self.propose(index, depth) for index, depth in enumerate(depths)]
+            lengths = [0] * len(depths)
             if any(depths):
                 self.seconds += self.drafting * max(depths)
-                lengths = self.depth.cut(batch, [Proposal(range(n)) for n in lengths])
+                lengths = self.depth.cut(batch, offers)
             for index, (row, length) in enumerate(zip(self.rows, lengths, strict=True)):
-                row.proposal, row.accepted = Proposal(range(length)), 0
-                while row.accepted < length and self.right(index, self.round, row.accepted):
+                row.proposal, row.accepted = offers[index].cut(length), 0
+                while row.accepted < length and row.proposal[row.accepted] >= 0:
                     row.accepted += 1
+                place = self.places[index]
+                row.emitted = [Emitted(place + i) for i in range(row.accepted + 1)]
+                self.places[index] += row.accepted + 1
                 self.tokens += row.accepted + 1
             self.seconds += self.cost(len(self.rows), 1 + max(lengths))
             self.depth.observe(batch, self.seconds - began)
             self.round += 1
         return self
+
+    def propose(self, row, depth):
+        """What a drafter says that is right where `right` says so."""
+        length, place = min(depth, self.offered(row, self.round)), self.places[row]
+        return Proposal(place + i if self.right(row, self.round, i) else -1 for i in range(length))
 
     @property
     def rate(self):
@@ -92,6 +102,24 @@ def test_never_slower_than_plain(rows, odds, monkeypatch):
     assert mine.rate > 0.97 * rows / cost(rows, 1)
 
 
+def test_a_row_that_begins_to_repeat_is_noticed_though_nothing_is_verified(monkeypatch):
+    """Others have been wrong for long; the row's own refused proposals come true."""
+    depth = Adaptive()
+    World(depth, 1, cost, lambda *_: 16, lambda *_: False).play(200, monkeypatch)
+    world = World(depth, 1, cost, lambda *_: 16, lambda *_: True).play(12, monkeypatch)
+    assert world.tokens > 6 * 17
+
+
+def test_one_interruption_does_not_rule_a_width_out(monkeypatch):
+    def slow_once(rows, width):
+        met.append(width)
+        return cost(rows, width) * (5 if width > 1 and met.count(width) == 1 else 1)
+
+    met: list[int] = []
+    world = World(Adaptive(), 1, slow_once, lambda *_: 8, lambda *_: True).play(40, monkeypatch)
+    assert world.tokens > 36 * 9
+
+
 def test_a_costly_drafter_that_is_wrong_is_not_asked_any_more(monkeypatch):
     world = World(Adaptive(), 1, cost, lambda *_: 16, lambda *_: False, drafting=0.01)
     asked = []
@@ -128,12 +156,20 @@ def test_a_new_row_begins_with_what_others_have_shown():
 def test_costs_lie_between_what_was_measured():
     costs = Costs()
     assert costs.of(1, 5, 2.5) == 2.5
+    costs.note(1, 9, 5.0)  # one interruption
+    assert costs.of(1, 9) == 5.0  # nothing better is known
     for _ in range(3):
         costs.note(1, 1, 0.01)
         costs.note(1, 9, 0.018)
-    costs.note(1, 9, 5.0)  # one interruption
+    costs.note(1, 5, 5.0)
     assert costs.of(1, 5) == pytest.approx(0.014)
-    assert costs.of(1, 17) > costs.of(1, 9) == 0.018
+    costs = Costs()
+    for _ in range(3):
+        costs.note(1, 1, 0.01)
+        costs.note(1, 9, 0.018)
+    costs.note(1, 9, 5.0)
+    assert costs.of(1, 5) == pytest.approx(0.014)
+    assert costs.of(1, 17) > costs.of(1, 9) == pytest.approx(0.018)
     assert costs.of(3, 1) == 0.01  # nothing better is known
 
 

@@ -168,7 +168,7 @@ def built(*overrides):
 
 def test_members_are_options_of_the_group_with_their_own_knobs():
     members = built("drafter.order=[suffix,ngram]", "drafter.ngram.min_ngram=4").parts["drafter"]
-    assert [m.namespace for m in members.members] == ["suffix:3:1.0", "ngram:5:4:1:latest"]
+    assert [m.namespace for m in members.members] == ["suffix:3:1.0:0", "ngram:5:4:1:latest"]
     shown = plan(compose("fake", ["drafter=cascade", "drafter.ngram.max_ngram=9"])).config[
         "drafter"
     ]

@@ -38,6 +38,7 @@ DRAFTERS = {
     "often wrong": (ORACLE, "+drafter.wrong_every=3"),
 }
 WANTED = {"max_tokens": 48, "temperature": 0.9, "seed": 4}
+BIAS = {ord("]"): 4.0}  # a model that thinks for some tokens only
 
 
 def asks(form: str, **more: object) -> dict[str, object]:
@@ -93,6 +94,34 @@ def test_rows_with_different_forms_and_none_in_one_batch(plain):
         assert len(together(engine, [prompt_ids(9)] * 3, **asks("gbnf"))) == 3
 
 
+@pytest.mark.parametrize("wrong_every", [0, 3])
+def test_a_section_of_thinking_that_ends_inside_a_proposal(wrong_every):
+    """A drafter that knows the answer runs over the section's end, and over the form's, at any place of
+    its proposals; one that is often wrong is cut there by the target."""
+    marks = ("constraint.reasoning_begin='['", "constraint.reasoning_end=']'")
+    common = ("constraint=llguidance", *marks, "tier=none")
+    form = {"regex": "[a-f]{3}-[0-9]{4}"}
+    prompt = [*prompt_ids(20), ord("[")]
+    asks = [
+        {"max_tokens": 48, "temperature": 0.9, "seed": seed, "grammar": form, "logit_bias": BIAS}
+        for seed in range(8)
+    ]
+    with serving("flow=plain", "drafter=none", *common) as engine:
+        plain = [engine.generate(prompt, **wanted) for wanted in asks]
+    thought = [answer["token_ids"].index(ord("]")) for answer in plain]
+    assert len(set(thought)) > 3
+    for answer, end in zip(plain, thought, strict=True):
+        text = bytes(answer["token_ids"][end + 1 :]).decode()
+        assert re.fullmatch(form["regex"], text) and answer["finish_reason"] == "stop"
+    oracle = ("flow=speculative", ORACLE, f"+drafter.wrong_every={wrong_every}", "depth.max=5")
+    with serving(*oracle, *common) as engine:
+        engine.pipeline.parts["drafter"].book = [prompt + a["token_ids"] for a in plain]
+        for answer, wanted in zip(plain, asks, strict=True):
+            got = engine.generate(prompt, **wanted)
+            assert got["token_ids"] == answer["token_ids"]
+            assert got["speculation"]["accepted"] > 0
+
+
 def test_what_a_schema_dictates_is_drafted_and_accepted():
     form = {"gbnf": 'root ::= "{the whole of this is forced}" [a-z] "!"'}
     with serving(
@@ -112,7 +141,25 @@ def test_the_budget_and_completion_on_the_same_token():
             assert len(answer["token_ids"]) == min(room, 4)
 
 
+def test_a_model_that_loves_blanks_completes_its_json():
+    form = {"json_schema": {**SCHEMA, "properties": {**SCHEMA["properties"], "list": LIST}}}
+    blanks = {32: 60.0, 10: 60.0, 9: 60.0}
+    with serving("constraint=llguidance", "tier=none") as engine:
+        answer = engine.generate(prompt_ids(20), grammar=form, max_tokens=900, logit_bias=blanks)
+        short = engine.generate(prompt_ids(20), grammar=form, max_tokens=100, logit_bias=blanks)
+    assert answer["finish_reason"] == "stop"
+    assert set(json.loads(answer["text"])) >= {"name", "kind"}
+    assert 10 < max(map(len, re.findall(r"[ \n\t]+", answer["text"]))) <= 40
+    assert short["finish_reason"] == "length"  # so it says that it is not complete
+
+
+LIST = {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2}
 WRONG = {
+    "unknown": ({"json_schema": {"type": "object", "not": {"required": ["a"]}}}, "not"),
+    "deep": (
+        {"json_schema": {"properties": {"a": {"unevaluatedItems": True}}}},
+        "unevaluatedItems",
+    ),
     "schema": ({"json_schema": {"type": "objekt"}}, "objekt"),
     "regex": ({"regex": "(["}, "unclosed"),
     "lark": ({"lark": "start: foo"}, "foo"),

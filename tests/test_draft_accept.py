@@ -40,6 +40,9 @@ class Stub:
     def __init__(self, answer):
         self.answer, self.calls = answer, []
 
+    def assign(self, namespaces):
+        self.namespaces = namespaces
+
     def draft(self, pending, depths, samplers):
         self.calls.append((list(pending), list(depths)))
         if isinstance(self.answer, Exception):

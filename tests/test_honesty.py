@@ -19,7 +19,7 @@ FREE = {  # the engine's: `live`, one row's failure, counters, the way out
 }  # fmt: skip
 NAMES = [f.name for f in fields(Sequence)]
 CONFIGS = {
-    "tail": ("flow=speculative", "drafter=ngram", "tier=ram"),
+    "tail": ("flow=speculative", "drafter=suffix", "drafter.remember=256", "tier=ram"),
     "full": ("flow=speculative", ORACLE, "+drafter.prefill=full", "tier=ram"),
     "plain": ("flow=plain", "drafter=none", "tier=ram"),
 }

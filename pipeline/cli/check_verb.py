@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -16,12 +19,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    _put_off("numpy")
-    from pipeline.build import build
-    from pipeline.compose import compose
-    from pipeline.plan import plan
+    with _put_off("numpy", "mlx.core", "mlx.nn"):
+        from pipeline.build import build
+        from pipeline.compose import compose
+        from pipeline.plan import plan
 
-    built = build(plan(compose(args.recipe, args.overrides), allow=args.allow_code))
+        built = build(plan(compose(args.recipe, args.overrides), allow=args.allow_code))
     parts = sum(len(part) if isinstance(part, list) else 1 for part in built.parts.values())
     print(f"ok: {len(built.stages)} stages, {parts} parts")
     return 0
@@ -41,7 +44,19 @@ class _Later(ModuleType):
         return getattr(package, name)
 
 
-def _put_off(name: str) -> None:
-    """Nothing computes here, and importing numpy alone would be a fifth of the time."""
-    if name not in sys.modules:
-        sys.modules[name] = _Later(name)
+@contextmanager
+def _put_off(*names: str) -> Iterator[None]:
+    """Nothing computes here, and importing what could would be a quarter of the time; nor is there
+    garbage worth looking for."""
+    later = {name: _Later(name) for name in names if name not in sys.modules}
+    collected = gc.isenabled()
+    sys.modules.update(later)
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collected:
+            gc.enable()
+        for name, package in later.items():
+            if sys.modules.get(name) is package:
+                del sys.modules[name]

@@ -27,8 +27,10 @@ from pipeline.lab import (
     lines_kv,
     lines_own,
     lines_paged,
+    lines_parts,
     lines_rivals,
     lines_rows,
+    lines_saved,
 )
 from pipeline.lab.contestants import Field, headrace, mlx_lm, threads_here
 from pipeline.lab.figures import Figure
@@ -42,7 +44,9 @@ LINES: tuple[Line, ...] = (
     *lines_rows.LINES,
     *lines_kv.LINES,
     *lines_drafting.LINES,
+    *lines_parts.LINES,
     *lines_paged.LINES,
+    *lines_saved.LINES,
     *lines_rivals.LINES,
 )
 
@@ -58,6 +62,7 @@ def commands(folder: Path, threads: int) -> dict[str, list[str]]:
         "kv8": headrace("smollm2", "drafter=none", "kv=kv8", threads=threads),
         "turboquant": headrace("smollm2", "drafter=none", "kv=turboquant", threads=threads),
         "wide": headrace("smollm2", "drafter=random", "depth.max=8", threads=threads),
+        "disk": headrace("smollm2", *lines_saved.settings(folder.parent), threads=threads),
         "paged": headrace("smollm2", "drafter=none", "kv=paged", threads=threads),
         # A tier that is full before the 200th request, so that every further one evicts.
         "fake": headrace("fake", "model.layers=2", "tier.ram.max_gb=0.00005", threads=threads),

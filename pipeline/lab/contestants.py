@@ -106,6 +106,11 @@ class Contestant:
         device = json.loads(get(self.port, "/health")).get("device")
         return f"{device['blas']} {device['kernels']}".strip() if device else ""
 
+    def setting(self, name: str) -> str:
+        """What its command says of a setting; KeyError if nothing."""
+        said = dict(part.partition("=")[::2] for part in self._command if "=" in part)
+        return said[name]
+
     def count(self, text: str) -> int:
         """Tokens of a raw text. Ours only: a request for no tokens does no work."""
         return self.complete(text, max_tokens=0).prompt_tokens

@@ -124,11 +124,20 @@ def _lines(response: http.client.HTTPResponse, sock: Any) -> Iterator[bytes]:
 
 
 def get(port: int, path: str, timeout_s: float = 5.0) -> bytes:
+    return _plain("GET", port, path, timeout_s)
+
+
+def order(port: int, path: str, timeout_s: float = 120.0) -> bytes:
+    """POST without a body."""
+    return _plain("POST", port, path, timeout_s)
+
+
+def _plain(method: str, port: int, path: str, timeout_s: float) -> bytes:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     with contextlib.closing(connection):
-        connection.request("GET", path)
+        connection.request(method, path)
         response = connection.getresponse()
         body = response.read()
         if response.status != 200:
-            raise BenchError(f"GET {path}: HTTP {response.status}")
+            raise BenchError(f"{method} {path}: HTTP {response.status}")
         return body

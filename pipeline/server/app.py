@@ -36,6 +36,7 @@ def _routes(answers: Completions, status: Status) -> list[Route]:
         Route("/v1/completions", answers.text, methods=["POST"]),
         Route("/v1/models", status.models),
         Route("/v1/models/{name:path}", status.model),
+        Route("/v1/sessions/{name:path}", status.close_session, methods=["DELETE"]),
         Route("/health", status.health),
         Route("/ready", status.ready),
         Route("/stats", status.stats),

@@ -39,6 +39,10 @@ class ServedEngine(Protocol):
         """Write saved state to disk; `durable` says whether all of it is there."""
         ...
 
+    def close_session(self, session_id: str) -> None:
+        """Drop its affinity; any name will do."""
+        ...
+
     def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the open ones; True if all ended in time."""
         ...

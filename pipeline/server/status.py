@@ -35,6 +35,11 @@ class Status:
             raise RequestError(message, param="model", code="model_not_found", status=404)
         return JSON(self._model())
 
+    async def close_session(self, request: Request) -> Response:
+        """204, whether the session was known or not: it is affinity, and nothing is lost with it."""
+        self.engine.close_session(request.path_params["name"])
+        return Response(status_code=204)
+
     async def health(self, request: Request) -> Response:
         """200 while the engine thread lives, else 503; with BLAS and device."""
         health = self.engine.health()

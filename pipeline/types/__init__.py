@@ -1,6 +1,6 @@
 """The data that flows and the protocols of the parts. The only module stages and engine share."""
 
-from pipeline.types.keeping import Keeper, Match, Tier
+from pipeline.types.keeping import Fetch, Keeper, Match, Tier
 from pipeline.types.parts import (
     AFTER_NORM,
     EMBEDDING,
@@ -72,6 +72,7 @@ __all__ = [
     "Emitted",
     "Event",
     "Failed",
+    "Fetch",
     "FinishReason",
     "Grammar",
     "KVPolicy",

@@ -19,6 +19,16 @@ class Match(Protocol):
     def release(self) -> None: ...
 
 
+class Fetch(Protocol):
+    """A look-up that reads on another thread. Exactly one of `take` and `release` ends it."""
+
+    def done(self) -> bool:
+        """Whether `take` can be asked: it was read, or took too long, which is a miss."""
+
+    def take(self) -> Match | None: ...
+    def release(self) -> None: ...
+
+
 class Keeper(Protocol):
     """Who wants to know what a tier holds and loses. `key` is packed int32 token ids."""
 
@@ -32,8 +42,10 @@ class Keeper(Protocol):
 class Tier(Part, Protocol):
     """Keeps saved states by token prefix and namespace. A tier that fails is a miss, never an error.
 
-    `can` may say "shrink" (it holds memory), "watch" (a `Keeper` may take what it loses) and "durable"
-    (what it has written outlives the process). Where a method says "only" it is asked for only there.
+    `can` may say "shrink" (it holds memory: `memory_bytes` in its `stats`), "watch" (a `Keeper` may take
+    what it loses), "fetch" (a look-up takes time), "sessions" (last states of a session are kept first)
+    and "durable" (what it has written outlives the process). Where a method says "only" it is asked
+    for only there.
     """
 
     name: str
@@ -55,12 +67,31 @@ class Tier(Part, Protocol):
         """Do one bounded piece of background work while nothing runs; True if more is left."""
 
     def clear(self) -> None: ...
-    def shrink(self, nbytes: int) -> None:
-        """Hold at most `nbytes` of memory from now on, evicting if need be. Only where `can` says
-        "shrink": a tier that holds memory."""
+    def fetch(self, tokens: Seq[int], namespace: str, limit: int) -> Fetch | None:
+        """Begin a `lookup`; None where it would find nothing. Only "fetch"."""
+
+    def shrink(self, nbytes: int) -> int:
+        """Hold at most `nbytes` of memory from now on, evicting if need be; what it may hold now, less
+        where its own cap is less. Only "shrink"."""
 
     def watch(self, keeper: Keeper) -> None:
         """Tell `keeper` from now on. Only "watch"."""
+
+    def borrow(self, tokens: Seq[int], namespace: str) -> Match | None:
+        """The state of exactly these tokens, for `keeper`: this is no use of it. Only "watch"."""
+
+    def demote(self, idle_s: float) -> float | None:
+        """Let one state go that nobody has used for `idle_s`; seconds until the next is due, None while
+        nothing is held. Only "watch": the keeper has what is let go."""
+
+    def keep(self, session: str, tokens: Seq[int], namespace: str) -> None:
+        """These tokens are the session's last state: let others go before it. Only "sessions"."""
+
+    def recall(self, session: str, tokens: Seq[int], namespace: str, limit: int) -> Match | None:
+        """The session's last state if at most `limit` of `tokens` begin with it. Only "sessions"."""
+
+    def forget(self, session: str) -> None:
+        """Its states are like others from now on. Any thread. Only "sessions"."""
 
     def durable(self, tokens: Seq[int], namespace: str) -> bool:
         """Whether a state of exactly these tokens would be found after a restart. Only "durable"."""

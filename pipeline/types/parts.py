@@ -250,7 +250,8 @@ class Drafter(Part, Protocol):
     `prefill` is "tail" (the last prompt token heads the first window) or "full" (token 0 is sampled
     from prefill). `namespace` identifies artifact, method and settings, known without opening rows.
     One that loads weights or keeps device state of its own also says `weight_bytes` and
-    `bytes_per_token`, which limits bill.
+    `bytes_per_token`, which limits bill. One that has a method `learn(namespace, ids)` is told each
+    answer that has ended.
     """
 
     prefill: str
@@ -258,7 +259,8 @@ class Drafter(Part, Protocol):
     taps: Seq[int]  # layers whose outputs it wants to see (or AFTER_NORM, EMBEDDING), after `open`
 
     def rows(self, target: Target, max_width: int) -> DraftRows:
-        """Empty rows. If they have a method `watch`, it is given the target's rows of their batch."""
+        """Empty rows. If they have a method `watch`, it is given the target's rows of their batch; if
+        they have a method `assign`, the namespaces of their rows before each `draft`."""
 
 
 class Depth(Part, Protocol):
@@ -270,8 +272,8 @@ class Depth(Part, Protocol):
         """Depth of each row for this round, 0..max; what the drafter is asked for."""
 
     def cut(self, batch: Batch, proposals: Seq[Seq[int]]) -> list[int]:
-        """How many leading ids of each row's proposal are verified. Called after `draft`; may look at
-        a proposal's length and `confidence`, not at its ids."""
+        """How many leading ids of each row's proposal are verified. Called after `draft`; decides by
+        lengths and `confidence`, never by the ids of this round's proposals."""
 
     def observe(self, batch: Batch, seconds: float) -> None:
         """The round just committed took this long from draft to commit."""

@@ -21,7 +21,7 @@ from pipeline.types.request import (
 )
 
 if TYPE_CHECKING:
-    from pipeline.types.keeping import Match
+    from pipeline.types.keeping import Fetch, Match
     from pipeline.types.parts import DraftRows, Round, Rows, RowSampler
 
 
@@ -70,6 +70,7 @@ class Sequence:
     sampler: RowSampler | None = None
     text_state: Any = None  # detokenize's own incremental decoder
     match: Match | None = None  # the saved state to start from, until it is materialized
+    restore: Fetch | None = None  # a look-up under way; the row waits for it
     cached_len: int = 0  # prompt tokens served from saved state
     processed_ids: list[int] = field(default_factory=list)  # exactly what the target rows hold
     snapshot_len: int = 0  # next length whose state is to be published during prefill; 0: none
@@ -99,10 +100,11 @@ class Sequence:
     accepted_by_position: list[int] = field(default_factory=list)
 
     def drop_match(self) -> None:
-        """Give a borrowed state back, if there is one."""
-        if self.match is not None:
-            self.match.release()
-            self.match = None
+        """Give a borrowed state back, if there is one or is to be one."""
+        for held in (self.match, self.restore):
+            if held is not None:
+                held.release()
+        self.match = self.restore = None
 
     @property
     def live(self) -> bool:

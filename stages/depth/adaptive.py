@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from pipeline.errors import at_least
@@ -12,6 +13,7 @@ from stages.depth.fixed import room
 
 POOL_FADE = 0.99  # what all rows have shown fades slowly
 PATIENCE = 128  # most rounds that a row waits before it tries again
+EVEN = 0.02  # rates that differ by less are alike: the longest of them is taken
 FREE = 0.02  # a drafter that takes less of a plain round than this is always asked
 
 
@@ -21,6 +23,27 @@ class _Row:
     def __init__(self, odds: Odds, patience: int):
         self.odds, self.patience = odds, patience
         self.refused = 0
+        self._unseen: list[int] = []  # what is left of a proposal that was refused
+        self._fresh = True  # nothing of it has come true yet
+
+    def refuse(self, proposal: Seq[int]) -> None:
+        """Nothing of it is verified; the tokens that come will tell."""
+        if not self._unseen:
+            self._unseen, self._fresh = list(proposal), True
+
+    def compare(self, tokens: Iterable[int]) -> None:
+        """What came instead of a refused proposal says how right it was, free of charge."""
+        for token in tokens:
+            if not self._unseen:
+                return
+            right = self._unseen.pop(0) == token
+            self.odds.judge(int(not self._fresh), int(right), 1)
+            self._fresh = False
+            if not right:
+                self._unseen = []
+
+    def verified(self) -> None:
+        self._unseen = []
 
 
 class Adaptive:
@@ -29,8 +52,9 @@ class Adaptive:
 
     Where none pays by `margin`, none is verified, and after `probe` such rounds a short proposal is
     tried again; each failure doubles the wait. A drafter that costs next to nothing is asked in every
-    round and its proposals are cut; one that costs more is not asked while it does not pay. Knows
-    nothing about drafters and models.
+    round and its proposals are cut; those that are refused are compared with what came instead, so
+    that a row which begins to repeat something is noticed at once. One that costs more is not asked
+    while it does not pay. Knows nothing about drafters and models.
     """
 
     can: frozenset[str] = frozenset()
@@ -64,6 +88,9 @@ class Adaptive:
         if not self._free(len(proposals)):
             return lengths  # decided before they were made
         width = self._best(batch.sequences, lengths, drafting=False) if any(lengths) else 0
+        if not width:
+            for sequence, proposal in zip(batch.sequences, proposals, strict=True):
+                self._of(sequence).refuse(proposal)
         return [min(length, width) for length in lengths]
 
     def observe(self, batch: Batch, seconds: float) -> None:
@@ -72,10 +99,14 @@ class Adaptive:
         self._costs.note(len(rows), width, seconds - self._spent)
         self._spent = 0.0
         for sequence in rows:
-            if sequence.proposal and sequence.finish_reason is None:
-                self._judge(self._of(sequence), len(sequence.proposal), sequence.accepted)
+            if sequence.finish_reason is None:
+                if sequence.proposal:
+                    self._judge(self._of(sequence), len(sequence.proposal), sequence.accepted)
+                else:
+                    self._of(sequence).compare(token.token_id for token in sequence.emitted)
 
     def _judge(self, row: _Row, verified: int, accepted: int) -> None:
+        row.verified()
         row.odds.note(verified, accepted)
         self._pooled.note(verified, accepted, POOL_FADE)
         if accepted == verified:
@@ -101,9 +132,9 @@ class Adaptive:
             for width in range(most + 1):
                 tokens[width] += gains[min(width, length)]
         rates = [tokens[w] / self._seconds(len(rows), w, drafting) for w in range(most + 1)]
-        best = max(range(most + 1), key=rates.__getitem__)
-        if rates[best] > rates[0] * (1 + self._margin):
-            return best
+        best = max(rates)
+        if best > rates[0] * (1 + self._margin):
+            return max(w for w in range(most + 1) if rates[w] >= best * (1 - EVEN))
         return self._try_again([row for row, length in zip(rows, lengths, strict=True) if length])
 
     def _seconds(self, rows: int, depth: int, drafting: bool) -> float:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from pipeline.types import Sequence
 
-SAMPLES = 15  # of a cost: the median of the latest
+SAMPLES = 15  # of a cost: the latest
+SURE = 3  # samples; one or two may have met an interruption, or what a width costs only once
 SLOPE = 0.1  # of a pass's time: what one more column is taken to cost until it has been measured
+REACH = 8  # columns on, where that is said
 FADE = 0.8  # a round's weight after the next one with drafts
 WEIGHT = 2.0  # rounds that what is known beforehand counts for
 
@@ -32,8 +33,12 @@ class Odds:
         counts = ((min(accepted, 1), 1), (max(0, accepted - 1), judged - 1))
         for index, (right, seen) in enumerate(counts):
             if seen:
-                self._right[index] = self._right[index] * fade + right
-                self._seen[index] = self._seen[index] * fade + seen
+                self.judge(index, right, seen, fade)
+
+    def judge(self, index: int, right: int, seen: int, fade: float = FADE) -> None:
+        """Of `seen` drafts that were first ones (index 0) or later ones (1), how many were right."""
+        self._right[index] = self._right[index] * fade + right
+        self._seen[index] = self._seen[index] * fade + seen
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -51,34 +56,47 @@ class Odds:
 
 
 class Costs:
-    """Seconds by (rows, width): the median of the latest that were seen, between two measured widths
-    on a line, beyond them by `SLOPE`. Of a number of rows never seen: those of the nearest one."""
+    """Seconds by (rows, width). A width's own figure is the least of its latest samples, since other
+    work on the machine only adds to it. Neighbours say as much as a width does itself: a line through
+    all of them is the other half. One seen less than `SURE` times counts for no more than the line
+    says: being wrong about that costs few rounds, never trying it again may cost many. Of a number
+    of rows never seen: the nearest one's."""
 
     def __init__(self) -> None:
         self._seen: dict[int, dict[int, deque[float]]] = {}
+        self._lines: dict[int, tuple[float, float]] = {}
 
     def note(self, rows: int, width: int, seconds: float) -> None:
-        widths = self._seen.setdefault(rows, {})
-        widths.setdefault(width, deque(maxlen=SAMPLES)).append(seconds)
+        seen = self._seen.setdefault(rows, {})
+        seen.setdefault(width, deque(maxlen=SAMPLES)).append(seconds)
+        self._lines[rows] = _line(seen)
 
     def of(self, rows: int, width: int, unknown: float = 0.0) -> float:
         """Seconds; `unknown` where nothing at all has been measured."""
         if not self._seen:
             return unknown
         nearest = min(self._seen, key=lambda known: abs(known - rows))
-        known = {w: statistics.median(seen) for w, seen in self._seen[nearest].items()}
-        return known[width] if width in known else _between(known, width)
+        start, rise = self._lines[nearest]
+        likely, own = start + rise * (width - 1), self._seen[nearest].get(width, ())
+        if len(own) < SURE:
+            return min(likely, *own) if own else likely
+        return min(own) if width == 1 else (min(own) + likely) / 2
 
 
-def _between(known: dict[int, float], width: int) -> float:
-    below = max((w for w in known if w < width), default=0)
-    above = min((w for w in known if w > width), default=0)
-    if below and above:
-        share = (width - below) / (above - below)
-        return known[below] + share * (known[above] - known[below])
-    base = below or above
-    unit = known[base] / (1 + SLOPE * (base - 1))
-    return known[base] + SLOPE * unit * (width - base)
+def _line(seen: Mapping[int, Collection[float]]) -> tuple[float, float]:
+    """Seconds of width 1 and of each further column: least squares over what is sure, or over all; and
+    over one more point, as much as is sure, by which a column costs `SLOPE` of a narrow pass."""
+    sure = {w: some for w, some in seen.items() if len(some) >= SURE} or seen
+    points = [(w - 1, min(some), len(some)) for w, some in sure.items()]
+    narrow, seconds, _ = min(points)
+    unit = seconds / (1 + SLOPE * narrow)
+    points.append((narrow + REACH, seconds + SLOPE * unit * REACH, SURE))
+    total = sum(n for _, _, n in points)
+    mean_x = sum(x * n for x, _, n in points) / total
+    mean_y = sum(y * n for _, y, n in points) / total
+    spread = sum(n * (x - mean_x) ** 2 for x, _, n in points)
+    rise = max(0.0, sum(n * (x - mean_x) * (y - mean_y) for x, y, n in points) / spread)
+    return mean_y - rise * mean_x, rise
 
 
 class RowNotes:

@@ -82,6 +82,11 @@ class CascadeRows:
         for member in self._members:
             member.watch(target_rows)
 
+    def assign(self, namespaces: Seq[str]) -> None:
+        for member in self._members:
+            if hasattr(member.rows, "assign"):
+                member.attempt("assign", namespaces)
+
     def prefill(self, tokens: Seq[Seq[int]], hidden: Any = None) -> None:
         self._take("prefill", tokens, hidden)
 
@@ -268,6 +273,14 @@ class Cascade:
         if failures:
             raise failures[0]
 
+    def learn(self, namespace: str, ids: Seq[int]) -> None:
+        for member in self.members:
+            getattr(member, "learn", _forget)(namespace, ids)
+
     def rows(self, target: Target, max_width: int) -> DraftRows:
         makes = [lambda member=member: member.rows(target, max_width) for member in self.members]
         return CascadeRows(self.namespace, makes)
+
+
+def _forget(namespace: str, ids: Seq[int]) -> None:
+    """What a member does with an answer that does not remember any."""

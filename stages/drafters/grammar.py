@@ -14,7 +14,7 @@ from stages.drafters.history import HistoryRows
 from stages.drafters.none import NoRow
 
 
-class GrammarRows(HistoryRows):
+class GrammarRows(HistoryRows[NoRow]):
     """Rows that keep nothing: what is forced is known to each row's own matcher."""
 
     def draft(

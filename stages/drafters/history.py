@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from pipeline.types import Attachment, Change
 
@@ -20,16 +20,19 @@ class HistoryRow(Protocol):
     def check_integrity(self) -> None: ...
 
 
-class HistoryRows:
+Row = TypeVar("Row", bound=HistoryRow)
+
+
+class HistoryRows(Generic[Row]):
     """`DraftRows` over rows of token history.
 
     They take every token the target keeps and never a rejected one, so nothing is rolled back and
     `commit` equals `consume`. They are refilled from ids, so they leave no attachment.
     """
 
-    def __init__(self, make: Callable[[], HistoryRow]):
+    def __init__(self, make: Callable[[], Row]):
         self._make = make
-        self._rows: list[HistoryRow] = []
+        self._rows: list[Row] = []
         self.size = 0
 
     def consume(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
@@ -51,7 +54,7 @@ class HistoryRows:
     def prepare_append(self, tokens: Seq[Seq[int]], attachments: Seq[Attachment | None]) -> Change:
         return _Append(self, [self._filled(ids) for ids in tokens])
 
-    def _filled(self, tokens: Seq[int]) -> HistoryRow:
+    def _filled(self, tokens: Seq[int]) -> Row:
         row = self._make()
         row.extend(tokens)
         return row
@@ -59,10 +62,10 @@ class HistoryRows:
     def filter(self, keep: Seq[int]) -> None:
         self._become([self._rows[index] for index in keep])
 
-    def join(self, fresh: Seq[HistoryRow]) -> None:
+    def join(self, fresh: Seq[Row]) -> None:
         self._become([*self._rows, *fresh])
 
-    def _become(self, rows: list[HistoryRow]) -> None:
+    def _become(self, rows: list[Row]) -> None:
         self._rows, self.size = rows, len(rows)
 
     def capture(self, row: int) -> Attachment | None:
@@ -77,10 +80,10 @@ class HistoryRows:
         self._become([])
 
 
-class _Append:
+class _Append(Generic[Row]):
     """Finished rows waiting to join."""
 
-    def __init__(self, rows: HistoryRows, fresh: list[HistoryRow]):
+    def __init__(self, rows: HistoryRows[Row], fresh: list[Row]):
         self._rows, self._fresh = rows, fresh
 
     def commit(self) -> None:

@@ -143,9 +143,13 @@ class SuffixTree:
                 found.append(pending if at == size else found[at - size - 1])
                 at += 1
             else:
-                node = self.latest[node]
+                node = self._onward(node)
                 at = self.start[node]
         return found
+
+    def _onward(self, node: int) -> int:
+        """The child by which a proposal goes on."""
+        return self.latest[node]
 
     @property
     def nbytes(self) -> int:

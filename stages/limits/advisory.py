@@ -66,7 +66,7 @@ class Advisory:
 
     def stats(self, running: Seq[Sequence], kept: Seq[int] = ()) -> Mapping[str, Any]:
         counts = self.estimate.of([length(sequence) for sequence in running], kept)
-        held = sum(int(tier.stats().get("bytes", 0)) for tier in self.tiers if "shrink" in tier.can)
+        held = sum(int(t.stats()["memory_bytes"]) for t in self.tiers if "shrink" in t.can)
         return {"estimate": {**counts, "tiers_bytes": held}, "enforced": {}}
 
 

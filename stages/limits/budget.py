@@ -11,6 +11,9 @@ from pipeline.types import Depth, Device, Drafter, KVPolicy, Sequence, Target, T
 from stages.limits.advisory import Advisory, length
 
 GB = 1e9
+QUEUE_SHARE = (
+    4  # of the room for saved states, what waits to be written gets at most one part in so many
+)
 
 
 class Budget(Advisory):
@@ -100,10 +103,16 @@ class Budget(Advisory):
         need += self.estimate.parked(kept)
         if need > self.free and running:
             return False
-        for tier in self.tiers:
-            if "shrink" in tier.can:
-                tier.shrink(self.free - need)
+        self._share(self.free - need)
         return True
+
+    def _share(self, room: int) -> None:
+        """Saved states get what is left; of it a part is for what waits to be written."""
+        holders = [tier for tier in self.tiers if "shrink" in tier.can]
+        for tier in holders[:0:-1]:
+            room -= tier.shrink(room // QUEUE_SHARE)
+        for tier in holders[:1]:
+            tier.shrink(room)
 
     def stats(self, running: Seq[Sequence], kept: Seq[int] = ()) -> Mapping[str, Any]:
         found = super().stats(running, kept)

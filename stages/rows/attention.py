@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from pipeline.types import LayerSpec
 from stages.rows.frame import STEP, Frame, capacity
 
-Buffers = tuple[mx.array, ...]  # one a name, each (B, H, capacity, its own size)
+Buffers: TypeAlias = "tuple[mx.array, ...]"  # one a name, each (B, H, capacity, its own size)
 
 
 class AttentionLayout:

@@ -24,6 +24,7 @@ from stages.tiers.saved import contents
 from stages.tiers.saved import format as form
 from stages.tiers.saved.index import Row
 from stages.tiers.saved.queue import Queue
+from stages.tiers.saved.reading import Loan, Restore, pieces_of, restore
 from stages.tiers.saved.shelf import File, Run, slot
 from stages.tiers.saved.store import Store, complain, specs_digest
 
@@ -50,19 +51,9 @@ class Counters:
     corrupt: int = 0  # files that were not what they should be
     pending: int = 0  # files not yet written
     pending_bytes: int = 0
+    memory_bytes: int = 0
     read_s: float = 0.0  # of the last restore
     entries: int = 0
-
-
-class Loan:
-    """A restored state (protocol Match). Its arrays are its own."""
-
-    tier = "disk"
-
-    def __init__(self, state: State):
-        self.state = state
-
-    def release(self) -> None: ...
 
 
 class Disk:
@@ -73,7 +64,7 @@ class Disk:
     """
 
     name = "disk"
-    can = frozenset({"durable"})
+    can = frozenset({"durable", "fetch", "shrink"})
 
     def __init__(
         self,
@@ -96,8 +87,8 @@ class Disk:
         self.root = Path(path).expanduser() if path else default_path()
         self.cap = round(max_gb * 1e9)
         self.segment_tokens, self.timeout_s = segment_tokens, timeout_s
-        self.store = Store(self.root, self.cap, round(reserve_gb * 1e9))
-        self.queue = Queue(self.store, round(queue_gb * 1e9), self._lost, self._failed)
+        self.store = Store(self.root, self.cap, round(reserve_gb * 1e9), timeout_s)
+        self.queue = Queue(self.store, round(queue_gb * 1e9), timeout_s, self._lost, self._failed)
         self._rests_until = 0.0  # monotonic seconds
         self._stuck: Future[Any] | None = None  # a read that took too long
         self._told: set[str] = set()
@@ -141,20 +132,27 @@ class Disk:
         self._stuck = None
         return self._best(pack(tokens[: max(0, limit)]), namespace)[0]
 
+    def fetch(self, tokens: Seq[int], namespace: str, limit: int) -> Restore | None:
+        """Begin to read the longest usable state of at most `limit` of these tokens."""
+        length = self.usable(tokens, namespace, limit)
+        if not length:
+            self._count.misses += 1
+            return None
+        _, path = self._best(pack(tokens[:length]), namespace)
+        wanted = pieces_of(path, length, namespace)
+        least = max(run.min_reuse for run in path)
+        assert self.store.io is not None
+        work = self.store.io.submit(
+            restore, self.store.read, wanted, tuple(tokens[:length]), namespace, least
+        )
+        return Restore(work, time.monotonic() + self.timeout_s, self._settle, path[-1], length)
+
     def lookup(self, tokens: Seq[int], namespace: str, limit: int) -> Loan | None:
-        """The longest usable state of at most `limit` of these tokens, read and checked."""
-        key = pack(tokens[: max(0, limit)])
-        while self.usable(tokens, namespace, limit):
-            length, path = self._best(key, namespace)
-            began = time.perf_counter()
-            state = self._restore(path, tuple(tokens[:length]), namespace)
-            if state is not None:
-                self.store.shelf.touch(path[-1])
-                self._count.hits += 1
-                self._count.reused_tokens += length
-                self._count.read_s = time.perf_counter() - began
-                return Loan(state)
-        self._count.misses += 1
+        """The longest usable state of at most `limit` of these tokens, waited for."""
+        while (reading := self.fetch(tokens, namespace, limit)) is not None:
+            reading.wait()
+            if (match := reading.take()) is not None:
+                return match
         return None
 
     def covered(self, tokens: Seq[int], namespace: str, min_reuse: int = 0) -> int:
@@ -184,64 +182,37 @@ class Disk:
 
     # --- restoring
 
-    def _restore(self, path: list[Run], tokens: tuple[int, ...], namespace: str) -> State | None:
-        """None after something was not as it should be; that is then forgotten."""
-        wanted = self._wanted(path, len(tokens))
-        reads = {f.name: self.store.read(f.name) for f in wanted if f.state == "stored"}
-        pieces = contents.Pieces(tokens, namespace, ())
-        pieces.min_reuse = max(run.min_reuse for run in path)
-        for file in wanted:
-            try:
-                header, payload = self._content(file, reads.get(file.name), namespace)
-                self._add(pieces, file, header, payload, path)
-            except (form.BadFileError, form.OtherFormatError, OSError, MemoryError) as error:
-                self._bad(file, error, reads.get(file.name))
-                if file.kind != "attachment":
-                    return None
-        return pieces.state()
+    def _settle(self, restore: Restore) -> State | None:
+        """Take what was read; what was wrong is forgotten."""
+        if not restore.work.done():
+            self._stuck = restore.work
+            self._tell(
+                "a read takes too long, the disk is left alone until it ends", TimeoutError()
+            )
+            return None
+        try:
+            outcome = restore.work.result()
+        except Exception as error:  # the arrays could not be made
+            self._tell("a state could not be restored", error)
+            self._rests_until = time.monotonic() + RETRY_S
+            return None
+        for file, fault in outcome.faults:
+            self._bad(file, fault)
+        if outcome.state is not None:
+            self._used(restore)
+        return outcome.state
 
-    def _wanted(self, path: list[Run], length: int) -> list[File]:
-        files = {run.file.name: run.file for run in path if run.file is not None}
-        last = path[-1]
-        extras = list(last.extras.values()) if last.stop == length else []
-        return [*files.values(), *extras]
+    def _used(self, restore: Restore) -> None:
+        self.store.shelf.touch(restore.last)
+        if restore.last.file is not None:
+            restore.last.file.hits += 1
+        self._count.hits += 1
+        self._count.reused_tokens += restore.length
+        self._count.read_s = time.monotonic() - restore.began
 
-    def _content(
-        self, file: File, read: Future[Any] | None, namespace: str
-    ) -> tuple[form.Header, Any]:
-        """Header and payload; checked against the prompt, for rows and names prove nothing."""
-        if read is None:
-            header, payload = file.payload
-            return header, payload
-        header, payload = read.result(self.timeout_s)
-        key = file.runs[0].whole_key()[: file.stop * WORD]
-        expected = (file.kind, file.label, file.start, file.stop, form.chain_of(namespace, key))
-        if (header.kind, header.label, header.start, header.stop, header.chain) != expected:
-            raise form.BadFileError("it belongs to another prompt")
-        return header, payload
-
-    def _add(
-        self, pieces: contents.Pieces, file: File, header: form.Header, payload: Any, path: Seq[Run]
-    ) -> None:
-        pieces.specs = pieces.specs or header.specs
-        if pieces.specs != header.specs:
-            raise form.BadFileError("it is of other layers")
-        if file.kind == "run":
-            mine = [run for run in path if run.file is file]
-            stop = min(mine[-1].stop, len(pieces.tokens))
-            pieces.runs.append((mine[0].start, stop, file.start, payload))
-        elif file.kind == "boundary":
-            pieces.boundary = payload
-        else:
-            pieces.attachments.append((file.label, payload))
-
-    def _bad(self, file: File, error: BaseException, read: Future[Any] | None) -> None:
+    def _bad(self, file: File, error: BaseException) -> None:
         """A file that cannot be had, said once a kind. One that is wrong or gone is forgotten with all
         that stands on it; one that cannot be read just now stays."""
-        if isinstance(error, TimeoutError):
-            self._stuck = read
-            self._tell("a read takes too long, the disk is left alone until it ends", error)
-            return
         self._count.corrupt += isinstance(error, form.BadFileError)
         self._tell(f"{file.name} cannot be read", error)
         if isinstance(error, form.BadFileError | form.OtherFormatError | FileNotFoundError):
@@ -351,6 +322,12 @@ class Disk:
 
     # --- books
 
+    def shrink(self, nbytes: int) -> int:
+        """Let at most `nbytes` of memory wait to be written from now on."""
+        self.queue.shrink(nbytes)
+        self._account()
+        return self.queue.cap
+
     def clear(self) -> None:
         """Forget everything and remove our files."""
         self.queue.settle(wait_s=self.timeout_s)
@@ -366,7 +343,7 @@ class Disk:
         count.files = count.entries = len(shelf.files) - len(self.queue.files)
         count.tokens, count.bytes = shelf.tokens, self.store.total
         count.evictions, count.pending = self.store.evictions, len(self.queue.files)
-        count.pending_bytes = self.queue.nbytes
+        count.pending_bytes = count.memory_bytes = queue.nbytes
         count.written_files, count.written_bytes = queue.written_files, queue.written_bytes
 
     def check_integrity(self) -> None:

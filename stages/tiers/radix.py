@@ -50,10 +50,12 @@ def unpack(key: bytes) -> tuple[int, ...]:
 
 
 class Node:
-    """A run of tokens. `pins` counts the leases (and the insertion at work) that need it."""
+    """A run of tokens. `pins` counts the leases (and the insertion at work) that need it, `kept` the
+    sessions whose last state ends here; `used` is when it last was, in monotonic seconds."""
 
     __slots__ = (
-        "attachments", "children", "exact", "key", "min_reuse", "nbytes", "parent", "pins", "segment",
+        "attachments", "children", "exact", "kept", "key", "min_reuse", "nbytes", "parent", "pins",
+        "segment", "used",
     )  # fmt: skip
 
     def __init__(
@@ -63,7 +65,8 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.exact: dict[int, Any] = {}  # layer -> payload at the segment's stop
         self.attachments: dict[str, Attachment] = {}  # by the drafter's namespace
-        self.pins = self.nbytes = 0
+        self.pins = self.kept = self.nbytes = 0
+        self.used = 0.0
         self.weigh()
 
     def weigh(self) -> int:
@@ -121,7 +124,7 @@ class Tree:
         left, right = split_segment(node.segment, at)
         edge = (at - left.start) * WORD
         above = Node(node.key[:edge], left, node.parent, node.min_reuse)
-        above.pins = node.pins
+        above.pins, above.used = node.pins, node.used
         node.parent.children[above.key[:WORD]] = above
         node.key, node.segment, node.parent = node.key[edge:], right, above
         above.children[node.key[:WORD]] = node

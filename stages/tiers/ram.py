@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -11,6 +12,7 @@ from pipeline.errors import at_least
 from pipeline.types import Keeper, State
 from stages.rows.state import check, cut_range
 from stages.tiers.radix import WORD, Insertion, Node, Tree, check_tree, pack, tree_name, unpack
+from stages.tiers.sessions import Sessions
 
 
 class Lease:
@@ -39,10 +41,14 @@ class Counters:
     entries: int = 0  # nodes
     tokens: int = 0
     bytes: int = 0
+    memory_bytes: int = 0  # all of these, and what entries and borrowed arrays cost
     hits: int = 0
     misses: int = 0
     reused_tokens: int = 0
+    sessions: int = 0  # whose last state is here
+    session_hits: int = 0
     evictions: int = 0
+    demotions: int = 0  # went because nobody had used them for long
     dropped: int = 0
     failures: int = 0  # dropped because the device had no memory for a copy
     leases: int = 0
@@ -60,7 +66,7 @@ class Ram:
     """
 
     name = "ram"
-    can = frozenset({"shrink", "watch"})
+    can = frozenset({"sessions", "shrink", "watch"})
 
     def __init__(self, *, max_gb: float = 4.0, entry_bytes: int = 2048) -> None:
         if not 0 < max_gb < float("inf"):
@@ -70,6 +76,7 @@ class Ram:
         self._trees: dict[tuple[str, bool], Tree] = {}
         self._order: OrderedDict[Node, Tree] = OrderedDict()
         self._leases: list[Lease] = []
+        self._sessions = Sessions()
         self._keeper: Keeper | None = None
         self._count = Counters()
 
@@ -96,10 +103,38 @@ class Ram:
         if not length:
             self._count.misses += 1
             return None
-        self._count.hits += 1
-        self._count.reused_tokens += length
-        self._touch(path[-1], self._order[path[-1]])
-        return self._lend(path, tuple(tokens[:length]), namespace)
+        return self._use(path, tuple(tokens[:length]), namespace)
+
+    def borrow(self, tokens: Seq[int], namespace: str) -> Lease | None:
+        """The state of exactly these tokens, for the keeper: no use of it."""
+        found = [self._usable(tree, pack(tokens)) for tree in self._of(namespace)]
+        length, path = max(found, key=lambda pair: pair[0], default=(0, []))
+        return self._lend(path, tuple(tokens), namespace) if length == len(tokens) > 0 else None
+
+    def keep(self, session: str, tokens: Seq[int], namespace: str) -> None:
+        """These tokens are the session's last state: others go before it."""
+        found = [tree.walk(pack(tokens)) for tree in self._of(namespace)]
+        ends = [p[-1] for p, held in found if p and p[-1].segment.stop == held == len(tokens)]
+        self._sessions.keep(session, namespace, ends[0] if ends else None)
+        self._account()
+
+    def recall(self, session: str, tokens: Seq[int], namespace: str, limit: int) -> Lease | None:
+        """The session's last state, if at most `limit` of these tokens begin with it."""
+        node = self._sessions.last(session, namespace)
+        if node is None or node.segment.stop > limit:
+            return None
+        path, length, tree = list(node.chain())[::-1], node.segment.stop, self._order[node]
+        same = b"".join(each.key for each in path) == pack(tokens[:length])
+        if not same or tree.usable(path, length) != length:
+            return None
+        self._count.session_hits += 1
+        return self._use(path, tuple(tokens[:length]), namespace)
+
+    def forget(self, session: str) -> None:
+        """The session is closed: its state is like others from now on. Any thread."""
+        self._sessions.forget(session)
+
+    # --- taking
 
     def covered(self, tokens: Seq[int], namespace: str, min_reuse: int = 0) -> int:
         """Where a capture of these tokens may begin: how many leading tokens are held, and all of
@@ -130,15 +165,26 @@ class Ram:
             self._keeper.stored(state.namespace, pack(state.tokens))
         return stored or self._drop()
 
-    def shrink(self, nbytes: int) -> None:
+    def shrink(self, nbytes: int) -> int:
         """Hold at most `nbytes` from now on, and never more than `max_gb`; what is borrowed stays."""
         self.cap = max(0, min(self.most, nbytes))
-        for node in list(self._order):
-            if self._count.bytes <= self.cap:
-                break
-            if not (node.children or node.pins):
-                self._evict(node)
+        while self._count.bytes > self.cap and (victim := self._victim()):
+            self._evict(victim)
         self._account()
+        return self.cap
+
+    def demote(self, idle_s: float) -> float | None:
+        """Let go of one state that nobody has used for so long. Seconds until the next one is due; None
+        while nothing is held."""
+        node = next((n for n in self._order if not (n.children or n.pins)), None)
+        if node is None:
+            return None
+        if (left := node.used + idle_s - time.monotonic()) > 0:
+            return left
+        self._evict(node)
+        self._count.demotions += 1
+        self._account()
+        return 0.0
 
     def idle_step(self) -> bool:
         return False
@@ -149,6 +195,7 @@ class Ram:
             node.children.clear()  # else parents and children keep each other's arrays
         self._trees.clear()
         self._order.clear()
+        self._sessions.clear()
         self._count.entries = self._count.tokens = self._count.bytes = 0
         self._account()
 
@@ -171,6 +218,12 @@ class Ram:
         path, held = tree.walk(key)
         length = tree.usable(path, held)
         return length, [node for node in path if node.segment.start < length]
+
+    def _use(self, path: list[Node], tokens: tuple[int, ...], namespace: str) -> Lease:
+        self._count.hits += 1
+        self._count.reused_tokens += len(tokens)
+        self._touch(path[-1], self._order[path[-1]])
+        return self._lend(path, tokens, namespace)
 
     def _lend(self, path: list[Node], tokens: tuple[int, ...], namespace: str) -> Lease:
         lease = Lease(self, self._state(path, tokens, namespace), path)
@@ -225,17 +278,26 @@ class Ram:
         if sum(node.nbytes for node in pinned) > free:
             return False
         while self._used() > free:
-            victim = next((n for n in self._order if not (n.children or n.pins)), None)
-            if victim is None:
+            if (victim := self._victim()) is None:
                 return False
             self._evict(victim)
         return True
+
+    def _victim(self) -> Node | None:
+        """Who goes next: the least recently used that nothing stands on, sessions' last states last."""
+        self._sessions.settle()
+        free = (node for node in self._order if not (node.children or node.pins))
+        first = next(free, None)
+        if first is None or not first.kept:
+            return first
+        return next((node for node in free if not node.kept), first)
 
     def _used(self) -> int:
         return self._count.bytes + self.entry_bytes * len(self._order)
 
     def _evict(self, node: Node) -> None:
         self._tell(node)
+        self._sessions.leave(node)
         tree = self._order.pop(node)
         assert node.parent is not None
         del node.parent.children[node.key[:WORD]]
@@ -256,7 +318,9 @@ class Ram:
             self._keeper.leaving(name, key, lambda: self._state(path, unpack(key), name))
 
     def _touch(self, deepest: Node, tree: Tree) -> None:
+        now = time.monotonic()
         for node in deepest.chain():
+            node.used = now
             self._order[node] = tree
             self._order.move_to_end(node)
 
@@ -278,6 +342,8 @@ class Ram:
         }
         self._count.borrowed_bytes = sum(lost.values())
         self._count.entries, self._count.leases = len(self._order), len(self._leases)
+        self._count.sessions = len(self._sessions)
+        self._count.memory_bytes = self._used() + self._count.borrowed_bytes
 
     def check_integrity(self) -> None:
         """Recount everything. AssertionError with the numbers."""
@@ -296,6 +362,7 @@ class Ram:
         pins = Counter(node for lease in self._leases for node in lease.deepest.chain())
         wrong = [(node.pins, pins[node]) for node in nodes if node.pins != pins[node]]
         assert not wrong, f"pins and leases differ: {wrong}"
+        self._sessions.check(place)
 
 
 def width(node: Node) -> int:

@@ -18,6 +18,7 @@ from pipeline.catalog import Catalog, package_folder
 from pipeline.types import NEUTRAL, Sampling
 
 NEEDS: dict[str, tuple[str, ...]] = {  # {family}: the target's
+    "suffix": ("drafter.remember=4096",),
     "grammar": ("constraint=llguidance",),
     "two_model": ("draft_model=tiny", "draft_model.family={family}", "draft_model.bits=4"),
 }

@@ -12,7 +12,6 @@ import mlx.core as mx
 from pipeline.errors import OpenError, at_least
 from pipeline.identity import digest
 from pipeline.types import Device, LayerSpec, Sampling, Tokenizer
-from stages.models.loading.cpu_math import quicken
 from stages.models.loading.fingerprint import user_folder
 from stages.models.loading.fronts import make_ragged
 from stages.models.loading.layers import layer_specs
@@ -85,6 +84,8 @@ class MLXTarget:
         self.eos_ids, self.generation = loaded.eos_ids, loaded.generation
         self.model_config, self.home = loaded.config, loaded.home
         self.notes = [*loaded.notes, *lay_out(loaded.model, self.device)]
+        from stages.models.loading.cpu_math import quicken  # compiles when it is imported
+
         self.notes += quicken(loaded.model, self.device)
         self.context_len = self._context(loaded.context_len)
         self._probe(loaded.model)

@@ -1,4 +1,4 @@
-"""What of a state goes into which file, and a state made from files again. Owner thread: lazy arrays.
+"""What of a state goes into which file (owner thread: lazy arrays), and a state made from files again.
 
 Layers that can be cut by tokens go into runs. Windows and layers that cannot be cut go, whole, into the
 boundary of the state's length, so such a state is usable at lengths that were captured.

@@ -9,11 +9,13 @@ what a dead process left is known by its missing lock, without clocks or process
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,11 @@ SUFFIX = ".safetensors"
 NAME = re.compile(r"^[0-9a-f]{40}$")
 OURS = re.compile(r"^([0-9a-f]{40})\.safetensors$")
 TEMPORARY = re.compile(r"^[0-9a-f]{40}\.[0-9a-f]{16}\.tmp$")
+POLL_S = 0.005  # how soon to look again whether the folder's lock is free
+
+
+class LockedError(OSError):
+    """Another process holds the folder just now."""
 
 
 @dataclass
@@ -60,11 +67,16 @@ class Folder:
         probe.unlink()
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Alone among all processes that use the folder. Freed by the system if the process dies."""
+    def locked(self, wait_s: float) -> Iterator[None]:
+        """Alone among all processes that use the folder; LockedError if another holds it for longer
+        than `wait_s`. Freed by the system if the process dies."""
         handle = os.open(self.root / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            until = time.monotonic() + wait_s
+            while not _lock(handle):
+                if time.monotonic() >= until:
+                    raise LockedError(errno.EAGAIN, "another process holds its lock")
+                time.sleep(POLL_S)
             yield
         finally:
             os.close(handle)
@@ -136,6 +148,14 @@ class Folder:
     def remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self.path(name).unlink()
+
+
+def _lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _sync(folder: Path) -> None:

@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ import diskcache
 from stages.tiers.saved.folder import NAME
 from stages.tiers.saved.format import KINDS, Header
 
-ORDER = "order"
+USES = "uses"
 PATIENCE_S = 1.0  # how long a row waits for another process's transaction
 BROKEN = (diskcache.Timeout, sqlite3.Error, OSError, ValueError, TypeError, AttributeError)
 
@@ -156,6 +156,14 @@ class Index:
             if self._cache is not None:
                 self._cache.close()
 
+    def nbytes(self) -> int:
+        """Of its files."""
+        found = 0
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            with contextlib.suppress(OSError):
+                found += path.stat().st_size
+        return found
+
     def rows(self) -> Iterator[tuple[str, Row]]:
         """All that can be read; others are deleted."""
         bad = []
@@ -168,23 +176,23 @@ class Index:
 
     def _names(self) -> list[str]:
         try:
-            return [name for name in self._cache.iterkeys() if name != ORDER]
+            return [name for name in self._cache.iterkeys() if name != USES]
         except BROKEN:
             self._failed()
             self._anew()
             return []
 
-    def order(self) -> list[str]:
-        """Names, least recently used first, as they were at the last end."""
+    def uses(self) -> dict[str, int]:
+        """Names, least recently used first, and how often each was used, as they were at the last end."""
         try:
-            names = json.loads(self._cache.get(ORDER) or "[]")
-            return [name for name in names if isinstance(name, str) and NAME.match(name)]
+            found = json.loads(self._cache.get(USES) or "{}")
+            return {n: h for n, h in found.items() if NAME.match(n) and type(h) is int and h >= 0}
         except BROKEN:
-            return []
+            return {}
 
-    def set_order(self, names: Sequence[str]) -> None:
+    def set_uses(self, uses: Mapping[str, int]) -> None:
         with self._told():
-            self._cache.set(ORDER, json.dumps(list(names)))
+            self._cache.set(USES, json.dumps(dict(uses)))
 
     def set(self, rows: Mapping[str, Row]) -> None:
         with self._told(), self._cache.transact():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import replace
@@ -9,26 +10,31 @@ from typing import Any
 
 from stages.rows.state import payload_bytes
 from stages.tiers.saved import format as form
+from stages.tiers.saved.folder import LockedError
 from stages.tiers.saved.payload import flatten, to_host
 from stages.tiers.saved.shelf import File
 from stages.tiers.saved.store import Store
 
 
 class Queue:
-    """Files of a store that are not written yet, oldest first. `give_up` forgets one and all that
+    """Files of a store that are not written yet, oldest first; at most `most` bytes of them.
+    `patience_s`: how long another process may hold the folder. `give_up` forgets one and all that
     stands on it; `failed` is told why a write went wrong."""
 
     def __init__(
         self,
         store: Store,
-        cap: int,
+        most: int,
+        patience_s: float,
         give_up: Callable[[File], None],
         failed: Callable[[File, BaseException], None],
     ):
-        self.store, self.cap, self.give_up, self.failed = store, cap, give_up, failed
+        self.store, self.patience_s, self.give_up, self.failed = store, patience_s, give_up, failed
+        self.most = self.cap = most
         self.files: dict[str, File] = {}
         self.written_files = self.written_bytes = 0
         self._flight: tuple[File, Future[None]] | None = None
+        self._locked_since: float | None = None  # monotonic; another process holds the folder
 
     @property
     def nbytes(self) -> int:
@@ -39,9 +45,15 @@ class Queue:
         file.size = payload_bytes(file.payload[1])
         self.files[file.name] = file
 
+    def shrink(self, nbytes: int) -> None:
+        """Hold at most `nbytes` from now on, and never more than `most`."""
+        self.cap = max(0, min(self.most, nbytes))
+        self.shed(())
+
     def shed(self, fresh: Collection[File]) -> None:
-        """Give up the oldest that may go while there are too many bytes; what came now stays, so that
-        one state larger than the cap can still be written."""
+        """Give up the oldest that may go while there are too many bytes. What came now stays, so that
+        one state larger than `most` can still be written, unless memory is short."""
+        fresh = fresh if self.cap == self.most else ()
         while self.nbytes > self.cap:
             old = (f for f in self.files.values() if f.state == "pending" and f not in fresh)
             victim = next((f for f in old if self.store.shelf.free_to_go(f)), None)
@@ -61,9 +73,19 @@ class Queue:
             return True
         try:
             self._begin(file)
+            self._locked_since = None
+        except LockedError as error:
+            self._wait_for_lock(file, error)
         except OSError as error:
             self.failed(file, error)
         return True
+
+    def _wait_for_lock(self, file: File, error: LockedError) -> None:
+        now = time.monotonic()
+        self._locked_since = self._locked_since or now
+        if now - self._locked_since > self.patience_s:
+            self._locked_since = None
+            self.failed(file, error)
 
     def _begin(self, file: File) -> None:
         header, payload = file.payload

@@ -4,11 +4,14 @@ A run of tokens is a node of the tree; its file may hold more than the run, beca
 leaves another one in the middle of a file divides the run, not the file. What has a meaning at one length
 alone (a boundary, attachments) hangs at the end of the run of that length. A lookup costs O(prompt)
 however many files there are. Memory: 4 bytes a token, and some hundred a run.
+
+A file says by name which one it stands on. Servers that cut runs at other places write the same
+tokens twice; the second is a `spare`: nothing is read from it, but what names it has its place by it.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -18,26 +21,20 @@ from stages.tiers.saved.index import Row
 
 
 class File:
-    """One file: `runs` it holds the tokens of, or hangs at the end of. `payload` until it is written."""
+    """One file: `runs` it holds the tokens of, or hangs at. `payload` until it is written."""
 
     __slots__ = (
-        "hits",
-        "kind",
-        "label",
-        "name",
-        "payload",
-        "runs",
-        "size",
-        "start",
-        "state",
-        "stop",
-    )
+        "hits", "kind", "label", "name", "parent", "payload", "runs", "size", "start", "state", "stop",
+        "within",
+    )  # fmt: skip
 
     def __init__(self, name: str, row: Row, size: int, payload: Any = None):
         self.name, self.kind, self.label, self.size = name, row.kind, row.label, size
-        self.start, self.stop, self.payload = row.start, row.stop, payload
+        self.start, self.stop, self.parent, self.payload = row.start, row.stop, row.parent, payload
         self.state = "stored" if payload is None else "pending"  # or "writing"
         self.runs: list[Run] = []
+        self.within: Run | None = None  # the run that holds the token before `stop`
+        self.hits = 0  # restores that ended in it
 
 
 class Run:
@@ -126,6 +123,7 @@ class Shelf:
     def __init__(self) -> None:
         self.trees: dict[tuple[str, bool], Branches] = {}
         self.files: OrderedDict[str, File] = OrderedDict()
+        self.named: Counter[str] = Counter()  # how many files name this one as what they stand on
         self.tokens = 0
 
     def of(self, namespace: str) -> list[Branches]:
@@ -139,14 +137,15 @@ class Shelf:
         return tree if (tree.specs, tree.cuttable) == (row.specs, row.cuttable) else None
 
     def place(self, name: str, row: Row, size: int, payload: Any = None) -> File | None:
-        """Take a file in. None if it adds nothing, or what it stands on is not here."""
+        """Take a file in. None if it is here, adds nothing, or what it stands on is not here."""
         tree = self.tree(row)
         if tree is None or name in self.files:
             return None
         before: Run | None = tree.root
         if row.start > 0:
             parent = self.files.get(row.parent)
-            before = tree.ending_at(parent.runs[0], row.start) if parent and parent.runs else None
+            within = parent.within if parent else None
+            before = tree.ending_at(within, row.start) if within else None
         if before is None or (row.kind != "run" and before is tree.root):
             return None
         file = File(name, row, size, payload)
@@ -154,6 +153,7 @@ class Shelf:
         if not placed:
             return None
         self.files[name] = file
+        self.named[file.parent] += bool(file.parent)
         return file
 
     def _run(self, tree: Branches, before: Run, row: Row, file: File) -> bool:
@@ -166,13 +166,13 @@ class Shelf:
             if shared < len(child.key):
                 break
         if at == len(row.key):
-            return False
+            return bool(at) and _spare(run, file)
         if at:
             found = tree.ending_at(run, row.start + at // WORD)
             assert found is not None
             run = found
         fresh = Run(row.key[at:], row.start + at // WORD, run, file, row.min_reuse)
-        run.children[fresh.key[:WORD]] = fresh
+        run.children[fresh.key[:WORD]] = file.within = fresh
         file.runs.append(fresh)
         self.tokens += fresh.stop - fresh.start
         return True
@@ -185,8 +185,8 @@ class Shelf:
             self.files.move_to_end(each.file.name)
 
     def free_to_go(self, file: File) -> bool:
-        """Whether nothing stands on it and nobody is writing it."""
-        if file.state == "writing":
+        """Whether nothing stands on it or names it, and nobody is writing it."""
+        if file.state == "writing" or self.named[file.name]:
             return False
         if file.kind != "run":
             return True
@@ -195,7 +195,7 @@ class Shelf:
 
     def forget(self, file: File) -> list[File]:
         """Drop a file and all that stands on it; those that are gone, deepest last."""
-        if file.name not in self.files:
+        if self.files.get(file.name) is not file:
             return []
         gone = {file.name: file}
         if file.kind == "run":
@@ -209,6 +209,9 @@ class Shelf:
 
     def _detach(self, file: File) -> None:
         del self.files[file.name]
+        self.named[file.parent] -= 1
+        if self.named[file.parent] <= 0:
+            del self.named[file.parent]
         for run in file.runs:
             if file.kind != "run":
                 run.extras.pop(slot(file), None)
@@ -220,6 +223,7 @@ class Shelf:
     def clear(self) -> None:
         self.trees.clear()
         self.files.clear()
+        self.named.clear()
         self.tokens = 0
 
     def check(self) -> None:
@@ -230,6 +234,8 @@ class Shelf:
         held = {run.file.name for run in runs if run.file}
         held |= {extra.name for run in runs for extra in run.extras.values()}
         assert held == set(self.files), f"{len(held)} files in trees, {len(self.files)} counted"
+        named = Counter(file.parent for file in self.files.values() if file.parent)
+        assert named == self.named, f"{len(named)} files are named, {len(self.named)} counted"
         for run in runs:
             assert run.parent is not None and run.file is not None
             assert run.start == run.parent.stop and run in run.file.runs, f"run at {run.start}"
@@ -240,6 +246,14 @@ class Shelf:
 def slot(file: File) -> str:
     """Where a file hangs at its run."""
     return f"{file.kind}:{file.label}"
+
+
+def _spare(run: Run, file: File) -> bool:
+    """The tokens are held already: a file that is written stays for those that name it."""
+    if file.payload is not None:
+        return False
+    file.kind, file.label, file.within = "spare", file.name, run
+    return _hang(run, file)
 
 
 def _hang(run: Run, file: File) -> bool:

@@ -1,11 +1,12 @@
-"""Files of a folder and the shelf that knows them, kept in step. Owner thread, but for `write` and `read`."""
+"""Files of a folder and the shelf that knows them, kept in step. Owner thread, but for what `io` is given."""
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ from stages.tiers.saved.folder import Draft, Folder, Scan
 from stages.tiers.saved.index import Index, Row
 from stages.tiers.saved.payload import HostArray, rebuild
 from stages.tiers.saved.shelf import File, Shelf
+from stages.tiers.saved.survey import survey
+from stages.tiers.saved.thread import IoThread
 
+INDEX_ROOM = 1 << 16  # bytes by which one row may let the index grow
 PATIENCE = 20  # a look at the whole folder costs at most one part in so many of the time
 
 
@@ -26,15 +30,20 @@ class NoRoomError(OSError):
 
 
 class Store:
-    """One open folder. `cap` and `reserve` in bytes."""
+    """One open folder. `cap` and `reserve` in bytes; `patience_s`: for other processes, and at the end
+    for the disk."""
 
-    def __init__(self, root: Path, cap: int, reserve: int):
+    def __init__(self, root: Path, cap: int, reserve: int, patience_s: float):
         self.folder, self.cap, self.reserve = Folder(root), cap, reserve
+        self.patience_s = patience_s
         self.shelf, self.index = Shelf(), Index(root / "index")
-        self.total = self.adopted = self.removed = self.evictions = 0
+        self.total = self.removed = self.evictions = 0
+        self._index_bytes = 0  # of `total`
         self._strays: dict[str, int] = {}  # files of ours that stand on nothing we know
+        self._certain: set[str] = set()  # those of them that a second look has found to be so
+        self._unread = False  # whether a file could not be read just now: strays may stand on it
         self._next_scan = 0.0
-        self._io: ThreadPoolExecutor | None = None
+        self.io: IoThread | None = None
 
     # --- life
 
@@ -42,26 +51,27 @@ class Store:
         """OSError where the folder cannot be made or written to. `collect` removes what no prompt can
         reach and what is over the cap."""
         self.folder.make()
-        with self.folder.locked():
+        with self.folder.locked(self.patience_s):
             self.index.open()
             scan = self.folder.scan()
             self.folder.sweep(scan.temporary)
             self._take_rows(scan)
-            self._adopt(name for name in scan.sizes if name not in self.shelf.files)
-            if collect:
+            self._look(scan)
+            if collect and self._strays:
+                self._look(self.folder.scan())
                 self.remove_strays()
             self._restore_order()
-            self.total = self.folder.scan().total
+            self._weigh(self.folder.scan())
             while collect and self.total > self.cap and self.evict_one():
                 pass
-        self._io = ThreadPoolExecutor(1, "headrace-disk")
+        self.io = IoThread("headrace-disk")
 
     def close(self) -> None:
-        if self._io is not None:
-            self._io.shutdown(wait=True)
-            self._io = None
-            stored = [name for name, file in self.shelf.files.items() if file.state == "stored"]
-            self.index.set_order(stored)
+        if self.io is not None:
+            self.io.close(self.patience_s)
+            self.io = None
+            files = self.shelf.files.items()
+            self.index.set_uses({name: f.hits for name, f in files if f.state == "stored"})
         self.index.close()
         self.shelf.clear()
 
@@ -75,12 +85,13 @@ class Store:
 
     def _restore_order(self) -> None:
         """Who was used last before the previous end; what came later counts as newer."""
-        for name in self.index.order():
+        uses = self.index.uses()
+        for name, hits in uses.items():
             if file := self.shelf.files.get(name):
+                file.hits = hits
                 self.shelf.touch(file.runs[0])
                 self.shelf.files.move_to_end(name, last=True)
-        known = set(self.index.order())
-        for name in [name for name in self.shelf.files if name not in known]:
+        for name in [name for name in self.shelf.files if name not in uses]:
             self.shelf.touch(self.shelf.files[name].runs[0])
 
     # --- what others did
@@ -91,14 +102,23 @@ class Store:
         if began < self._next_scan and not force:
             return
         scan = self.folder.scan()
-        self.total = scan.total
+        self._weigh(scan)
         stored = [(n, f) for n, f in self.shelf.files.items() if f.state == "stored"]
         for name, file in stored:
             if name not in scan.sizes:
                 self.drop(file)
-        self._strays = {n: s for n, s in self._strays.items() if n in scan.sizes}
-        self._adopt(n for n in scan.sizes if n not in self.shelf.files and n not in self._strays)
+        self._look(scan)
         self._next_scan = time.monotonic() + PATIENCE * (time.monotonic() - began)
+
+    def _weigh(self, scan: Scan) -> None:
+        self.total, self._index_bytes = scan.total, self.index.nbytes()
+
+    def _look(self, scan: Scan) -> None:
+        """Take in files that are not known. A scan takes time, in which others write: what stands on
+        nothing in two of them does so for good, for a file is written after what it stands on."""
+        before, self._strays, self._unread = self._strays, {}, False
+        self._adopt(name for name in scan.sizes if name not in self.shelf.files)
+        self._certain = before.keys() & self._strays.keys()
 
     def _adopt(self, names: Iterable[str]) -> None:
         """Place files by their own headers; what is broken is removed, what stands on nothing waits."""
@@ -107,42 +127,50 @@ class Store:
             try:
                 with form.open_plain(self.folder.path(name)) as file:
                     header, _, _ = form.read_header(file)
+                    size = os.fstat(file.fileno()).st_size
                 if header.name != name:
                     raise form.BadFileError("another file's name")
-                found.append((header.start, header.kind != "run", name, row_of(header)))
+                found.append((header.start, header.kind != "run", name, row_of(header), size))
             except form.BadFileError:
                 self.folder.remove(name)
-            except (form.OtherFormatError, OSError):
-                continue  # another version's, or not to be read just now
-        for _, _, name, row in sorted(found, key=lambda item: item[:3]):
-            size = self.folder.path(name).stat().st_size
+            except form.OtherFormatError:
+                continue  # another version's
+            except OSError as error:
+                self._unread |= not isinstance(error, FileNotFoundError)
+        for _, _, name, row, size in sorted(found, key=lambda item: item[:3]):
             if self.shelf.place(name, row, size):
-                self.adopted += 1
                 self.index.set({name: row})
             else:
                 self._strays[name] = size
 
     def remove_strays(self) -> int:
-        """Delete files of ours that no prompt can lead to."""
-        strays, self._strays = self._strays, {}
-        for name, size in strays.items():
+        """Delete files of ours that no prompt can lead to; none while one that they may stand on
+        cannot be read."""
+        if self._unread:
+            return 0
+        gone, self._certain = self._certain & self._strays.keys(), set()
+        for name in gone:
             self.folder.remove(name)
-            self.total -= size
-        self.removed += len(strays)
-        return len(strays)
+            self.total -= self._strays.pop(name)
+        self.removed += len(gone)
+        return len(gone)
 
     # --- room
 
     def begin(self, name: str, size: int) -> Draft:
-        """Room for a file, and the file. NoRoomError; OSError."""
-        with self.folder.locked():
+        """Room for a file, and the file. LockedError at once if another process makes room just now;
+        NoRoomError; OSError."""
+        with self.folder.locked(0.0):
             self.sync()
-            free = self.folder.free()
+            self._strays.pop(name, None)
+            free, before = self.folder.free(), self._index_bytes
+            self._index_bytes = self.index.nbytes()  # it grows between two looks at the folder
+            self.total += self._index_bytes - before
             if size > self.cap:
                 raise NoRoomError(f"{size} bytes are more than the cap of {self.cap}")
             if free - size < self.reserve and free + self._own() - size < self.reserve:
                 raise NoRoomError(f"{free} bytes are free, {self.reserve} are to be left so")
-            while self.total + size > self.cap or free - size < self.reserve:
+            while self.total + size + INDEX_ROOM > self.cap or free - size < self.reserve:
                 before = self.total
                 if not self.evict_one():
                     raise NoRoomError(f"no room for {size} bytes: {free} are free")
@@ -157,8 +185,8 @@ class Store:
 
     def evict_one(self) -> bool:
         """Remove the least recently used file that nothing stands on."""
-        if self._strays:
-            return bool(self.remove_strays())
+        if self._strays and self.remove_strays():
+            return True
         files = self.shelf.files.values()
         victim = next((f for f in files if f.state == "stored" and self.shelf.free_to_go(f)), None)
         if victim is None:
@@ -168,20 +196,24 @@ class Store:
         return True
 
     def drop(self, file: File) -> list[File]:
-        """Forget a file and all that stands on it, and remove what is on the disk of them."""
+        """Forget a file and all that stands on it, and remove it from the disk. Who stood on it finds
+        another place if somebody else's file holds the same tokens, and is a stray if not."""
         gone = self.shelf.forget(file)
-        stored = [each for each in gone if each.state == "stored"]
-        for each in reversed(stored):
-            self.total -= each.size
-            self.folder.remove(each.name)
-        self.index.delete(each.name for each in stored)
-        return gone
+        stored = [each.name for each in gone if each.state == "stored"]
+        self.index.delete(stored)
+        if gone and file.state == "stored":
+            self.total -= file.size
+            self.folder.remove(file.name)
+            stored.remove(file.name)
+        if stored:
+            self._adopt(stored)
+        return [each for each in gone if each.name not in self.shelf.files]
 
     # --- the I/O thread
 
     def write(self, draft: Draft, header: form.Header, arrays: list[HostArray]) -> Future[None]:
-        assert self._io is not None
-        return self._io.submit(self._write, draft, header, arrays)
+        assert self.io is not None
+        return self.io.submit(self._write, draft, header, arrays)
 
     def _write(self, draft: Draft, header: form.Header, arrays: list[HostArray]) -> None:
         try:
@@ -192,13 +224,12 @@ class Store:
             raise
         self.index.set({header.name: row_of(header)})
 
-    def read(self, name: str) -> Future[tuple[form.Header, Any]]:
-        """Header and payload with host arrays; BadFileError if anything about it is wrong."""
-        assert self._io is not None
-        return self._io.submit(self._read, name)
-
-    def _read(self, name: str) -> tuple[form.Header, Any]:
+    def read(self, name: str) -> tuple[form.Header, Any]:
+        """Header and payload with host arrays, every checksum compared; BadFileError if anything about
+        it is wrong. Any thread."""
         header, arrays = form.read_file(self.folder.path(name))
+        if header.name != name:
+            raise form.BadFileError("another file's name")
         try:
             return header, rebuild(header.structure, arrays)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
@@ -206,26 +237,20 @@ class Store:
 
     # --- for tools
 
-    def survey(self) -> list[dict[str, Any]]:
-        """Files, tokens and bytes of each namespace."""
-        told = []
-        for (namespace, _), tree in self.shelf.trees.items():
-            runs = [run for run in tree.root.below() if run.file is not None]
-            files = {f.name: f for run in runs for f in (run.file, *run.extras.values()) if f}
-            tokens, size = sum(r.stop - r.start for r in runs), sum(f.size for f in files.values())
-            told.append(
-                {"namespace": namespace, "files": len(files), "tokens": tokens, "bytes": size}
-            )
-        return told
+    def survey(self, shown: int) -> list[dict[str, Any]]:
+        """Each namespace: files, tokens, bytes, prefixes that end by themselves, restores; and the
+        `shown` most used of the prefixes."""
+        return [
+            {"namespace": name, **survey(tree.root, shown)}
+            for (name, _), tree in self.shelf.trees.items()
+        ]
 
     def verify(self) -> dict[str, str]:
         """Read every file; those that are not what they should be, with the reason, are removed."""
         bad: dict[str, str] = {}
         for name, file in list(self.shelf.files.items()):
             try:
-                header, _ = self._read(name)
-                if header.name != name:
-                    raise form.BadFileError("another file's name")
+                self.read(name)
             except form.BadFileError as error:
                 bad[name] = str(error)
                 self.drop(file)
