@@ -102,8 +102,8 @@ def test_our_blas_spells_out_what_mlx_does(scheme, size):
 
 def test_without_our_blas_the_door_is_shut(monkeypatch):
     monkeypatch.setattr(Door, "_ask", lambda self, rows: rows @ self.header + mx.nan)
-    assert not Grid(8, 64, 64)._door.is_open
-    assert not Levels(8, 8, 8)._door.is_open  # its levels find no room in a header either
+    assert not Grid(8, 64, 64, mx.float32)._door.is_open
+    assert not Levels(8, 8, 8, mx.float32)._door.is_open  # its levels find no room in a header either
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
@@ -128,7 +128,7 @@ def test_what_is_stored_takes_the_bytes_of_the_formula(scheme, dtype):
 @pytest.mark.parametrize(("bits", "most"), [(8, 0.006), (4, 0.1)])
 def test_codes_are_as_near_as_their_width_allows(bits, most):
     x = mx.random.normal((1, 1, 500, 64))
-    grid = Grid(bits, 64, 64)
+    grid = Grid(bits, 64, 64, mx.float32)
     error = (grid.spell_out(grid.pack(x)) - x).square().mean().sqrt()
     assert error < most
 
@@ -236,7 +236,7 @@ def test_error_of_levels_on_the_sphere_and_on_single_coordinates(size, errors):
         for kind in most
     }
     for bits, error in enumerate(errors, 1):
-        codec = Levels(bits, size, size)
+        codec = Levels(bits, size, size, mx.float32)
         assert squared(codec, sphere) == pytest.approx(error, rel=0.01)
         for kind, vectors in turned.items():
             mean = squared(codec, vectors[None])

@@ -13,7 +13,7 @@ GROUPS = (32, 64, 128)  # what mx.quantize takes
 class Grid(Straight):
     """The `Codec` of `mx.quantize`, for vectors of `size` numbers of type `dtype`."""
 
-    def __init__(self, bits: int, group: int, size: int, dtype: mx.Dtype = mx.float32):
+    def __init__(self, bits: int, group: int, size: int, dtype: mx.Dtype):
         self.bits, self.group, self.dtype = bits, group, dtype
         self._words = code_words(bits, size)
         self._door = Door(bits, group, size) if dtype == mx.float32 else None

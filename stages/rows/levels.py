@@ -18,7 +18,7 @@ BITS = range(1, 9)
 class Levels(Straight):
     """A `Codec` for vectors of `size` numbers of type `dtype`, a multiple of OCTET."""
 
-    def __init__(self, bits: int, group: int, size: int, dtype: mx.Dtype = mx.float32):
+    def __init__(self, bits: int, group: int, size: int, dtype: mx.Dtype):
         assert group % OCTET == 0, group
         self.bits, self.group, self.size, self.dtype = bits, group, size, dtype
         self.levels = levels(bits, group)

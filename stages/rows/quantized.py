@@ -8,7 +8,7 @@ for the time of one layer, whatever the width of the pass: so it rounds as nativ
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 
@@ -16,10 +16,10 @@ from pipeline.types import LayerSpec
 from stages.rows.attention import AttentionLayout, Buffers
 from stages.rows.codes import Codec
 
-Attend = Callable[..., mx.array]
+Attend: TypeAlias = "Callable[..., mx.array]"
 
 
-class Fetched(tuple[mx.array, ...]):
+class Fetched(tuple[Any, ...]):
     """Keys that know how they are attended, for layers that take them from another layer."""
 
     attend: Attend
