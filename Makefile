@@ -38,7 +38,7 @@ serve: $(STAMP) ## the same model behind an OpenAI-compatible API on 127.0.0.1:8
 test: $(STAMP) ## every test (TESTS=tests/test_x.py for some)
 	$(BIN)/python -m pytest -n auto --dist loadfile --durations=15 $(TESTS) $(ARGS)
 
-matrix: $(STAMP) ## every drafter on every kind of layer, alone and together, greedy and sampled
+matrix: $(STAMP) ## every drafter on every kind of layer: alone or four rows, greedy or sampled, free or JSON
 	MATRIX=all $(BIN)/python -m pytest tests/lossless/test_drafters.py $(ARGS)
 
 check: $(STAMP) ## format, lint, types, import layers, budgets

@@ -170,13 +170,16 @@ class Turns:
             seconds = self.totals.stage_seconds
             seconds[name] = seconds.get(name, 0.0) + spent
         if isinstance(batch.draft_rows, GuardedRows):
-            batch.draft_rows.mend(batch)
+            for fault in batch.draft_rows.mend(batch):
+                self.totals.counts["draft_faults"] += 1
+                self.telemetry.draft_fault(fault)
 
     def _prefill(self, batch: Batch) -> None:
         calls = self.pipeline.parts["model"].calls
         self._run("prefill", batch)
         calls = self.pipeline.parts["model"].calls - calls
         for sequence in batch.sequences:
+            sequence.prompt_hidden = None  # it was of this chunk
             sequence.counts["target_calls"] = sequence.counts.get("target_calls", 0) + calls
         self._part(batch)
         self._end_undecoded(batch)

@@ -28,6 +28,11 @@ class Telemetry:
         if self.trace:
             self._print(batch)
 
+    def draft_fault(self, what: str) -> None:
+        """Called once for each fault of the drafter, which cost some rows their speculation."""
+        if self.trace:
+            print(f"drafter failed in {what}", file=sys.stderr)
+
     def _print(self, batch: Batch) -> None:
         """What was fed is the tail of what the rows hold. On a terminal an answer's text may have left
         the cursor in the middle of a line."""

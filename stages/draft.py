@@ -13,10 +13,9 @@ class Draft:
 
     A proposal ends before the first token that the row's constraint forbids, and at its first EOS:
     nothing after them could be delivered; and where `depth` cuts it, once its length and the
-    drafter's confidence are known. Whatever goes wrong in the drafter costs this round's speculation
-    and nothing else: all proposals are empty, all depths 0, and `counts["draft_errors"]` of the rows
-    concerned goes up. So for commit "some depth is above 0" says that the drafter was called and
-    answered.
+    drafter's confidence are known. What goes wrong in the drafter is settled by the rows' guard; what
+    goes wrong here costs this round's speculation and nothing else: all proposals are empty and all
+    depths 0. So for commit "some depth is above 0" says that the drafter was called.
     """
 
     reads = frozenset({"pending", "sampler", "output_ids", "max_new", "request", "namespace"})
@@ -34,7 +33,11 @@ class Draft:
             if any(depths):
                 proposals = self._propose(batch, depths)
         except Exception:
-            self._count_failure(batch, depths)
+            logging.getLogger(__name__).warning(
+                "the proposals of %s cannot be used; this round runs without them",
+                self._drafter.namespace,
+                exc_info=True,
+            )
             depths = [0] * len(depths)
         for sequence, depth, proposal in zip(batch.sequences, depths, proposals, strict=True):
             sequence.depth, sequence.proposal = depth, proposal
@@ -56,14 +59,6 @@ class Draft:
         ends = () if sequence.request.ignore_eos else self._target.eos_ids
         proposal = up_to_eos(proposal, ends)
         return proposal.cut(sequence.sampler.matcher.legal(proposal))
-
-    def _count_failure(self, batch: Batch, depths: list[int]) -> None:
-        logging.getLogger(__name__).warning(
-            "drafter %s failed; this round runs without it", self._drafter.namespace, exc_info=True
-        )
-        for sequence, depth in zip(batch.sequences, depths, strict=True):
-            if depth:
-                sequence.counts["draft_errors"] = sequence.counts.get("draft_errors", 0) + 1
 
 
 def _nobody(namespaces: list[str]) -> None:

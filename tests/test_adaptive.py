@@ -102,6 +102,26 @@ def test_never_slower_than_plain(rows, odds, monkeypatch):
     assert mine.rate > 0.97 * rows / cost(rows, 1)
 
 
+@pytest.mark.parametrize("odds", [0.2, 0.4])
+def test_four_rows_lose_nothing_while_costs_are_unknown(odds, monkeypatch):
+    """A column of four rows is four tokens: it costs more of a pass than one row's does."""
+
+    def dear(rows, width):
+        return 0.048 * (1 + 0.23 * (width - 1))
+
+    draw = random.Random(5)
+    table = [[draw.random() < odds for _ in range(16)] for _ in range(997)]
+
+    def offered(row, round):
+        return 3 if (round + row) % 4 == 0 else 0
+
+    def right(row, round, index):
+        return table[(round * 5 + row) % 997][index]
+
+    mine = World(Adaptive(), 4, dear, offered, right).play(60, monkeypatch)
+    assert mine.rate > 0.97 * 4 / dear(4, 1)
+
+
 def test_a_row_that_begins_to_repeat_is_noticed_though_nothing_is_verified(monkeypatch):
     """Others have been wrong for long; the row's own refused proposals come true."""
     depth = Adaptive()

@@ -6,7 +6,13 @@ import pytest
 from support import serving, together
 from train_pairs import LENGTH, PAIRS, text
 
-TARGETS = {"eagle3": "qwen3", "dspark": "qwen3", "nextn": "glm4_moe", "assistant": "gemma4"}
+TARGETS = {
+    "eagle3": "qwen3",
+    "dspark": "qwen3",
+    "nextn": "glm4_moe",
+    "assistant": "gemma4",
+    "mtp": "qwen3_5",
+}
 STARTS = [(0, 3), (1, 40), (2, 9), (3, 17), (2, 51), (0, 60)]  # mode, letter
 HEAD = 4
 

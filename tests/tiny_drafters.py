@@ -239,12 +239,22 @@ TINY: dict[str, Callable[[Path], tuple[str, ...]]] = {
     "assistant": assistant,
 }
 
-KINDS = (
-    "eagle3",
-    "mtp",
-    "nextn",
-    "dflash",
-    "dspark",
-    "assistant",
-    "auto",
-)  # options that need a checkpoint
+KINDS = (*sorted(set(TINY) - {"nextn_glm"}), "auto")  # options that need a checkpoint
+FAMILIES = {"dense": "llama", "sliding": "gemma3", "hybrid": "qwen3_5", "latent": "deepseek_v3"}
+ONLY = {  # drafters made for one family: by kind of layer, which tiny one
+    "mtp": {"hybrid": "mtp"},
+    "nextn": {"latent": "nextn", "dense": "nextn_glm"},
+    "assistant": {"sliding": "assistant"},
+}
+
+
+def tiny_pair(drafter: str, layers: str, folder: Path) -> tuple[str, ...]:
+    """Overrides of a target with such layers and this drafter for it. What reads taps fits every
+    target of its size; `auto` gets an EAGLE head."""
+    family = f"model.family={FAMILIES[layers]}"
+    if drafter in ONLY:
+        return tiny_checkpoint(ONLY[drafter][layers], folder)
+    if drafter not in KINDS:
+        return family, f"drafter={drafter}"
+    _, _, path = tiny_checkpoint("eagle3" if drafter == "auto" else drafter, folder)
+    return family, f"drafter={drafter}", path

@@ -51,6 +51,7 @@ from pipeline.types.sequence import (
 )
 from pipeline.types.sharing import Limits, Scheduler
 from pipeline.types.text import Tokenizer
+from pipeline.types.trust import Trust
 
 __all__ = [
     "AFTER_NORM",
@@ -101,5 +102,6 @@ __all__ = [
     "Tier",
     "TokenLogprob",
     "Tokenizer",
+    "Trust",
     "Usage",
 ]

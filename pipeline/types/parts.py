@@ -260,7 +260,8 @@ class Drafter(Part, Protocol):
 
     def rows(self, target: Target, max_width: int) -> DraftRows:
         """Empty rows. If they have a method `watch`, it is given the target's rows of their batch; if
-        they have a method `assign`, the namespaces of their rows before each `draft`."""
+        they have a method `assign`, the namespaces of their rows before each `draft`; if `faults`, it
+        says what has failed inside without the rows failing, each once."""
 
 
 class Depth(Part, Protocol):

@@ -59,7 +59,7 @@ class Adaptive:
 
     can: frozenset[str] = frozenset()
 
-    def __init__(self, *, max: int = 16, margin: float = 0.03, probe: int = 16):
+    def __init__(self, *, max: int = 16, margin: float = 0.1, probe: int = 16):
         self.max: int = at_least("max", max, 0)
         self._margin: float = at_least("margin", margin, 0)
         self._probe: int = at_least("probe", probe, 1)

@@ -11,7 +11,7 @@ from pipeline.types import Sequence
 
 SAMPLES = 15  # of a cost: the latest
 SURE = 3  # samples; one or two may have met an interruption, or what a width costs only once
-SLOPE = 0.1  # of a pass's time: what one more column is taken to cost until it has been measured
+SLOPE = 0.1  # of a pass over one token: what one more is taken to cost until it has been measured
 REACH = 8  # columns on, where that is said
 FADE = 0.8  # a round's weight after the next one with drafts
 WEIGHT = 2.0  # rounds that what is known beforehand counts for
@@ -69,7 +69,7 @@ class Costs:
     def note(self, rows: int, width: int, seconds: float) -> None:
         seen = self._seen.setdefault(rows, {})
         seen.setdefault(width, deque(maxlen=SAMPLES)).append(seconds)
-        self._lines[rows] = _line(seen)
+        self._lines[rows] = _line(seen, SLOPE * rows / (1 + SLOPE * (rows - 1)))
 
     def of(self, rows: int, width: int, unknown: float = 0.0) -> float:
         """Seconds; `unknown` where nothing at all has been measured."""
@@ -83,14 +83,14 @@ class Costs:
         return min(own) if width == 1 else (min(own) + likely) / 2
 
 
-def _line(seen: Mapping[int, Collection[float]]) -> tuple[float, float]:
+def _line(seen: Mapping[int, Collection[float]], slope: float) -> tuple[float, float]:
     """Seconds of width 1 and of each further column: least squares over what is sure, or over all; and
-    over one more point, as much as is sure, by which a column costs `SLOPE` of a narrow pass."""
+    over one more point, as much as is sure, by which a column costs `slope` of a narrow pass."""
     sure = {w: some for w, some in seen.items() if len(some) >= SURE} or seen
     points = [(w - 1, min(some), len(some)) for w, some in sure.items()]
     narrow, seconds, _ = min(points)
-    unit = seconds / (1 + SLOPE * narrow)
-    points.append((narrow + REACH, seconds + SLOPE * unit * REACH, SURE))
+    unit = seconds / (1 + slope * narrow)
+    points.append((narrow + REACH, seconds + slope * unit * REACH, SURE))
     total = sum(n for _, _, n in points)
     mean_x = sum(x * n for x, _, n in points) / total
     mean_y = sum(y * n for _, y, n in points) / total

@@ -34,9 +34,9 @@ from stages.drafters.neural.checkpoint import (
     dtype_of,
     evaluated,
     fit,
-    nbytes,
     read,
 )
+from stages.drafters.neural.drafter import NeuralDrafter
 from stages.drafters.neural.rows import Row, SeenRows
 
 Donated = Mapping[str, tuple[mx.array, mx.array, mx.array]]  # kind -> keys, values, mask
@@ -44,37 +44,24 @@ KINDS = {"sliding_attention": "sliding", "full_attention": "full"}
 CENTROIDS, ORDER = "masked_embedding.centroids.weight", "masked_embedding.token_ordering"
 
 
-class Assistant:
+class Assistant(NeuralDrafter["AssistantModel"]):
     """`path`: the assistant's folder."""
 
-    can: frozenset[str] = frozenset()
-    needs: Mapping[str, frozenset[str]] = {
-        "model": frozenset({"taps"}),
-        "kv": frozenset({"donor"}),
-    }
-    prefill = "tail"
-    taps = (AFTER_NORM,)
+    needs: Mapping[str, frozenset[str]] = {**NeuralDrafter.needs, "kv": frozenset({"donor"})}
+    family = "assistant"
 
     def __init__(self, target: Target, *, path: str):
-        self._target, self.path = target, path
-        self.namespace = f"assistant:{path}"
-        self.weight_bytes, self.bytes_per_token = 0, 0.0
-        self.model: AssistantModel | None = None
+        super().__init__(target, path)
         self.donors: dict[str, int] = {}
 
-    def open(self) -> None:
-        found = read(self.path)
-        self.model = AssistantModel(found, self._target)
-        self.donors = donors(found, self._target, self.model)
-        self.namespace = f"assistant:{found.identity()}"
-        self.weight_bytes = nbytes(self.model.tensors)
+    def load(self) -> tuple[AssistantModel, str]:
+        found = read(self.folder)
+        model = AssistantModel(found, self._target)
+        self.donors = donors(found, self._target, model)
+        return model, found.identity()
 
-    def close(self) -> None:
-        self.model = None
-
-    def rows(self, target: Target, max_width: int) -> DraftRows:
-        assert self.model is not None, "the drafter is not open"
-        return AssistantRows(self.model, self.donors, self._target, self.namespace, max_width)
+    def rows_of(self, model: AssistantModel, max_width: int) -> DraftRows:
+        return AssistantRows(model, self.donors, self._target, self.namespace, max_width)
 
 
 def donors(found: Checkpoint, target: Target, model: AssistantModel) -> dict[str, int]:
@@ -96,6 +83,9 @@ def donors(found: Checkpoint, target: Target, model: AssistantModel) -> dict[str
 
 class AssistantModel:
     """One step: from a token and a state of the target's size to normed states and the next such."""
+
+    taps = (AFTER_NORM,)
+    bytes_per_token = 0.0
 
     def __init__(self, found: Checkpoint, target: Target):
         text = {**found.config, **(found.config.get("text_config") or {})}

@@ -15,6 +15,7 @@ from stages.drafters.dspark import DSpark
 from stages.drafters.eagle3 import Eagle3
 from stages.drafters.mtp import MTP
 from stages.drafters.neural.checkpoint import Checkpoint, read
+from stages.drafters.neural.drafter import NeuralDrafter
 from stages.drafters.nextn import NextN
 
 FAMILIES: Mapping[str, Any] = {
@@ -31,9 +32,7 @@ class Auto:
     """`path`: the folder; null looks for a head inside the target's own checkpoint. The family's own
     settings keep their defaults; to turn them choose the family by name."""
 
-    can: frozenset[str] = frozenset()
-    needs: Mapping[str, frozenset[str]] = {"model": frozenset({"taps"})}
-    prefill = "tail"
+    can, needs, prefill = NeuralDrafter.can, NeuralDrafter.needs, NeuralDrafter.prefill
 
     def __init__(self, target: Target, *, path: str | None = None):
         self._target, self.path = target, path

@@ -9,21 +9,22 @@ from typing import Any
 
 from pipeline.errors import ConfigError, OpenError, Problem
 from pipeline.identity import digest
-from pipeline.types import Attachment, Change, Drafter, DraftRows, Rows, Target
+from pipeline.types import Attachment, Change, Drafter, DraftRows, Rows, Target, Trust
 
-MAX_MENDS = 8  # a member's rows are made again at most this often, at O(history) each
 SCHEMA = "cascade-v1"
 Make = Callable[[], DraftRows]
 
 
 class Member:
-    """One member's rows, which may fail: then they propose and take nothing until they are mended."""
+    """One member's rows, which may fail: then they propose and take nothing until they are mended,
+    later from time to time."""
 
     def __init__(self, make: Make):
         self.make = make
         self.rows: DraftRows | None = None
         self.drafted = False  # asked in this round
-        self.mends = 0
+        self.trust = Trust()
+        self.told: list[str] = []
         self.watched: Rows | None = None
 
     def watch(self, target_rows: Rows) -> None:
@@ -42,26 +43,27 @@ class Member:
             return None
         try:
             return getattr(self.rows, method)(*arguments)
-        except Exception:
-            self.lose()
+        except Exception as fault:
+            self.lose(f"{method} of a member: {fault!r}")
             return None
 
-    def lose(self) -> None:
+    def lose(self, what: str) -> None:
         logging.getLogger(__name__).warning("a member of the cascade failed", exc_info=True)
         self.rows = None
+        self.trust.strike()
+        self.told.append(what)
 
     def mend(self, held: Seq[Seq[int]]) -> None:
         """Start again from the tokens that each row holds."""
-        if self.rows is not None or self.mends == MAX_MENDS:
+        if self.rows is not None or self.trust.barred:
             return
-        self.mends += 1
         try:
             rows = self.make()
             rows.prepare_append(held, [None] * len(held)).commit()
             self.rows = rows
             self._show()
-        except Exception:
-            self.lose()
+        except Exception as fault:
+            self.lose(f"starting a member again: {fault!r}")
 
 
 class CascadeRows:
@@ -89,12 +91,27 @@ class CascadeRows:
 
     def prefill(self, tokens: Seq[Seq[int]], hidden: Any = None) -> None:
         self._take("prefill", tokens, hidden)
+        self._mend()
 
     def commit(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
         self._take("", inputs, hidden)
+        self._pass_round()
 
     def consume(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
         self._take("consume", inputs, hidden)
+        self._pass_round()
+
+    def _pass_round(self) -> None:
+        for member in self._members:
+            member.trust.round()
+        self._mend()
+
+    def faults(self) -> list[str]:
+        """What members have failed with since the last time."""
+        told = [what for member in self._members for what in member.told]
+        for member in self._members:
+            member.told = []
+        return told
 
     def _take(self, name: str, tokens: Seq[Seq[int]], hidden: Any) -> None:
         for member in self._members:
@@ -103,7 +120,6 @@ class CascadeRows:
             member.drafted = False
         for held, ids in zip(self._held, tokens, strict=True):
             held += ids
-        self._mend()
 
     def _mend(self) -> None:
         for member in self._members:
@@ -134,6 +150,7 @@ class CascadeRows:
     def joined(self, fresh: list[list[int]], changes: Seq[Change | None]) -> None:
         self._held += fresh
         for member, change in zip(self._members, changes, strict=True):
+            member.trust.barred = 0  # new rows are worth a new attempt
             if change is None:
                 member.rows = None  # it could not prepare: it starts again with all rows
             else:

@@ -10,41 +10,29 @@ from pipeline.errors import OpenError
 from pipeline.types import EMBEDDING, DraftRows, Target
 from stages.drafters.neural.blockwise import BlockModel, BlockPlan, BlockRows
 from stages.drafters.neural.checkpoint import Checkpoint, read
+from stages.drafters.neural.drafter import NeuralDrafter
 
 GEMMA_MASK = 4
 
 
-class DFlash:
+class DFlash(NeuralDrafter[BlockModel]):
     """`path`: the drafter's folder."""
 
-    can: frozenset[str] = frozenset()
-    needs: Mapping[str, frozenset[str]] = {"model": frozenset({"taps"})}
-    prefill = "tail"
+    family = "dflash"
 
     def __init__(self, target: Target, *, path: str):
-        self._target, self.path = target, path
-        self.namespace = f"dflash:{path}"
-        self.taps: tuple[int, ...] = ()
-        self.weight_bytes, self.bytes_per_token = 0, 0.0
-        self.model: BlockModel | None = None
+        super().__init__(target, path)
 
-    def open(self) -> None:
-        found = flat(read(self.path))
+    def load(self) -> tuple[BlockModel, str]:
+        found = flat(read(self.folder))
         kinds = " ".join(found.config.get("architectures") or [])
         if "DSpark" in kinds or "markov_head.markov_w1.weight" in found:
             raise OpenError(f"{self.path} follows DeepSpec's convention: take drafter=dspark.")
-        taps = tap_ids(found, self._target.layer_count)
-        self.model = BlockModel(found, block_plan(found, taps, shifted=False), self._target)
-        self.taps, self.namespace = taps, f"dflash:{found.identity()}"
-        self.weight_bytes = self.model.weight_bytes
-        self.bytes_per_token = self.model.bytes_per_token
+        plan = block_plan(found, tap_ids(found, self._target.layer_count), shifted=False)
+        return BlockModel(found, plan, self._target), found.identity()
 
-    def close(self) -> None:
-        self.model = None
-
-    def rows(self, target: Target, max_width: int) -> DraftRows:
-        assert self.model is not None, "the drafter is not open"
-        return BlockRows(self.model, self.namespace, max_width)
+    def rows_of(self, model: BlockModel, max_width: int) -> DraftRows:
+        return BlockRows(model, self.namespace, max_width)
 
 
 def flat(found: Checkpoint) -> Checkpoint:

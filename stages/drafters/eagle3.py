@@ -3,7 +3,8 @@
 One transformer layer that reads the target's states at a few layers, fused into one, beside the
 embedding of the next token. SafeAILab's (and SpecForge's) files name the layer `midlayer` and, where
 they name taps, mean layer outputs; speculators' files mean "before layer i"; DeepSpec's mean outputs
-and carry q_norm and k_norm. Facts: layouts and forwards of the published implementations.
+and carry q_norm and k_norm, for Gemma 4 also its norms, scaled embedding and soft cap. Facts:
+layouts and forwards of the published implementations.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ import numpy as np
 
 from pipeline.errors import OpenError
 from pipeline.types import EMBEDDING, DraftRows, Target
-from stages.drafters.neural.block import Block, BlockShape, block_shapes, head_norms, rope
+from stages.drafters.neural.block import (
+    Block,
+    BlockShape,
+    block_shapes,
+    gemma_norms,
+    head_norms,
+    rope,
+    soft_capped,
+)
 from stages.drafters.neural.chain import ChainRows
 from stages.drafters.neural.checkpoint import (
     Checkpoint,
@@ -25,43 +34,29 @@ from stages.drafters.neural.checkpoint import (
     dtype_of,
     evaluated,
     fit,
-    nbytes,
     read,
     without_copies,
 )
+from stages.drafters.neural.drafter import NeuralDrafter
 
 IGNORED = r"t2d|verifier_.*|rotary_emb\..*"
 
 
-class Eagle3:
+class Eagle3(NeuralDrafter["EagleModel"]):
     """`path`: the head's folder."""
 
-    can: frozenset[str] = frozenset()
-    needs: Mapping[str, frozenset[str]] = {"model": frozenset({"taps"})}
-    prefill = "tail"
+    family = "eagle3"
 
     def __init__(self, target: Target, *, path: str):
-        self._target, self.path = target, path
-        self.namespace = f"eagle3:{path}"
-        self.taps: tuple[int, ...] = ()
-        self.weight_bytes, self.bytes_per_token = 0, 0.0
-        self.model: EagleModel | None = None
+        super().__init__(target, path)
 
-    def open(self) -> None:
-        checkpoint = read(self.path)
-        dialect = Dialect.of(checkpoint, self._target)
-        self.model = EagleModel(checkpoint, dialect, self._target)
-        self.taps = dialect.taps
-        self.namespace = f"eagle3:{checkpoint.identity()}"
-        self.weight_bytes = nbytes(self.model.tensors)
-        self.bytes_per_token = self.model.bytes_per_token
+    def load(self) -> tuple[EagleModel, str]:
+        found = read(self.folder)
+        dialect = Dialect.of(found, self._target)
+        return EagleModel(found, dialect, self._target), found.identity()
 
-    def close(self) -> None:
-        self.model = None
-
-    def rows(self, target: Target, max_width: int) -> DraftRows:
-        assert self.model is not None, "the drafter is not open"
-        return ChainRows(self.model, self.namespace, max_width)
+    def rows_of(self, model: EagleModel, max_width: int) -> DraftRows:
+        return ChainRows(model, self.namespace, max_width)
 
 
 @dataclass(frozen=True)
@@ -105,11 +100,9 @@ class EagleModel:
     layers = 1
 
     def __init__(self, checkpoint: Checkpoint, dialect: Dialect, target: Target):
-        self._target, self._dialect = target, dialect
+        self._target, self._dialect, self.taps = target, dialect, dialect.taps
         config = dialect.settings
-        self.gemma = "gemma" in str(config.get("model_type", "")).lower() and (
-            f"{dialect.prefix}pre_feedforward_layernorm.weight" in checkpoint
-        )
+        self.gemma = f"{dialect.prefix}pre_feedforward_layernorm.weight" in checkpoint
         self.scale = float(config["hidden_size"]) ** 0.5 if self.gemma else 1.0
         expected = self._expected(checkpoint)
         self._check(checkpoint, target)
@@ -118,7 +111,8 @@ class EagleModel:
         self.tensors: Tensors = evaluated(without_copies(taken, target, self.scale))
         head_dim = self._head_dim(checkpoint)
         self.eps = float(config.get("rms_norm_eps", 1e-6))
-        shape = BlockShape(head_dim, self.eps, rope(head_dim, config), self.gemma)
+        turn = rope(head_dim, config, "full_attention" if self.gemma else "")
+        shape = BlockShape(head_dim, self.eps, turn, self.gemma)
         self.block = Block(self.tensors, dialect.prefix, shape)
         self.residual_normed = bool(config.get("norm_before_residual", False))
         k_proj = self.tensors[f"{dialect.prefix}self_attn.k_proj.weight"]
@@ -137,8 +131,10 @@ class EagleModel:
         config, prefix = self._dialect.settings, self._dialect.prefix
         hidden, inner = int(config["hidden_size"]), int(config["intermediate_size"])
         heads = int(config["num_attention_heads"])
-        kv = int(config.get("num_key_value_heads") or heads)
         head_dim, vocab = self._head_dim(checkpoint), int(config["vocab_size"])
+        kv = int(config.get("num_key_value_heads") or heads)
+        if self.gemma:  # full layers have fewer, and say so in their tensors
+            kv = checkpoint.shape(f"{prefix}self_attn.k_proj.weight")[0] // head_dim
         own = int(config.get("draft_vocab_size") or config.get("truncated_vocab_size") or vocab)
         theirs = int(config.get("target_hidden_size") or self._target.hidden_size)
         seen = len(self._dialect.taps) * theirs
@@ -153,6 +149,10 @@ class EagleModel:
         expected |= {"d2t": (own,)} if own != vocab or "d2t" in checkpoint else {}
         if f"{prefix}self_attn.q_norm.weight" in checkpoint:
             expected |= head_norms(prefix, head_dim)
+        if self.gemma:
+            expected |= gemma_norms(prefix, hidden)
+            if f"{prefix}self_attn.v_proj.weight" not in checkpoint:
+                del expected[f"{prefix}self_attn.v_proj.weight"]
         for name in ("input_norm", "fc_norm"):
             if f"{name}.weight" in checkpoint:
                 expected[f"{name}.weight"] = (seen,) if name == "input_norm" else (hidden,)
@@ -206,9 +206,10 @@ class EagleModel:
     def scores(self, state_BWH: mx.array) -> mx.array:
         normed = mx.fast.rms_norm(state_BWH, self.tensors["norm.weight"], self.eps)
         if (head := self.tensors.get("lm_head.weight")) is not None:
-            return normed @ head.T
-        scores: mx.array = self._target.head(normed)
-        return scores
+            scores = normed @ head.T
+            return soft_capped(scores, self._dialect.settings) if self.gemma else scores
+        theirs: mx.array = self._target.head(normed)
+        return theirs
 
     def to_target(self, ids: mx.array) -> mx.array:
         offsets = self.tensors.get("d2t")

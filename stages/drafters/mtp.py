@@ -9,13 +9,13 @@ prefix, and only there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pipeline.errors import OpenError
-from pipeline.types import AFTER_NORM, DraftRows, Target
+from pipeline.types import DraftRows, Target
 from stages.drafters.neural.chain import ChainRows
-from stages.drafters.neural.checkpoint import Checkpoint, dtype_of, fit, nbytes, read
+from stages.drafters.neural.checkpoint import Checkpoint, dtype_of, fit, read
+from stages.drafters.neural.drafter import NeuralDrafter
 from stages.drafters.neural.next_layer import Names, NextLayer, stacked_experts
 
 NAMES = Names(
@@ -28,38 +28,22 @@ NAMES = Names(
 LAYER = {"qwen3_next": "Qwen3NextDecoderLayer", "qwen3_5": "DecoderLayer"}
 
 
-class MTP:
+class MTP(NeuralDrafter[NextLayer]):
     """`path`: null for the head inside the target's checkpoint. `norm_offset`: 0 or 1 where a file
     breaks the rule above."""
 
-    can: frozenset[str] = frozenset()
-    needs: Mapping[str, frozenset[str]] = {"model": frozenset({"taps"})}
-    prefill = "tail"
-    taps = (AFTER_NORM,)
+    family = "mtp"
 
     def __init__(self, target: Target, *, path: str | None = None, norm_offset: int | None = None):
         if norm_offset not in (None, 0, 1):
             raise ValueError(f"norm_offset: wants 0, 1 or null, got {norm_offset}")
-        self._target, self.path, self.norm_offset = target, path, norm_offset
-        self.namespace = f"mtp:{path}:{norm_offset}"
-        self.weight_bytes, self.bytes_per_token = 0, 0.0
-        self.model: NextLayer | None = None
+        super().__init__(target, path, norm_offset)
+        self.norm_offset = norm_offset
 
-    def open(self) -> None:
-        self.model, artifact = self._load()
-        self.namespace = f"mtp:{artifact}:{self.norm_offset}"
-        self.weight_bytes = nbytes(self.model.tensors)
-        keys = [self.model.tensors[f"layers.0.self_attn.{n}_proj.weight"] for n in "kv"]
-        self.bytes_per_token = float(sum(key.shape[0] * key.itemsize for key in keys))
+    def rows_of(self, model: NextLayer, max_width: int) -> DraftRows:
+        return ChainRows(model, self.namespace, max_width)
 
-    def close(self) -> None:
-        self.model = None
-
-    def rows(self, target: Target, max_width: int) -> DraftRows:
-        assert self.model is not None, "the drafter is not open"
-        return ChainRows(self.model, self.namespace, max_width)
-
-    def _load(self) -> tuple[NextLayer, str]:
+    def load(self) -> tuple[NextLayer, str]:
         checkpoint = self._checkpoint()
         offset = self.norm_offset
         raw = any(name.startswith("mtp.") for name in checkpoint.tensors)
@@ -80,9 +64,7 @@ class MTP:
     def _checkpoint(self) -> Checkpoint:
         if self.path is not None:
             return read(self.path)
-        home = self._target.home
-        if not isinstance(home, Path):
-            raise OpenError(f"{self._target.name} has no checkpoint folder; set drafter.path.")
+        home = self.folder
         try:
             return read(home, "mtp.")
         except OpenError as error:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from pipeline.errors import OpenError
-from pipeline.types import AFTER_NORM, DraftRows, Target
+from pipeline.types import DraftRows, Target
 from stages.drafters.neural.chain import ChainRows
-from stages.drafters.neural.checkpoint import Checkpoint, dtype_of, fit, nbytes, read
+from stages.drafters.neural.checkpoint import Checkpoint, dtype_of, fit, read
+from stages.drafters.neural.drafter import NeuralDrafter
 from stages.drafters.neural.next_layer import Names, NextLayer
 
 LAYER = "model.layers.0."
@@ -34,47 +34,26 @@ CLASSES = {
 }
 
 
-class NextN:
+class NextN(NeuralDrafter[NextLayer]):
     """`chain`: what stands in for the target's state after the first draft, the layer's output
     `normed` or `raw` (engines differ; training used one step only)."""
 
-    can: frozenset[str] = frozenset()
-    needs: Mapping[str, frozenset[str]] = {"model": frozenset({"taps"})}
-    prefill = "tail"
-    taps = (AFTER_NORM,)
+    family = "nextn"
 
     def __init__(self, target: Target, *, path: str | None = None, chain: str = "normed"):
         if chain not in ("normed", "raw"):
             raise ValueError(f"chain: wants normed or raw, got {chain}")
-        self._target, self.path, self.chain = target, path, chain
-        self.namespace = f"nextn:{path}:{chain}"
-        self.weight_bytes, self.bytes_per_token = 0, 0.0
-        self.model: NextLayer | None = None
+        super().__init__(target, path, chain)
+        self.chain = chain
 
-    def open(self) -> None:
-        self.model, artifact = self._load()
-        self.namespace = f"nextn:{artifact}:{self.chain}"
-        self.weight_bytes = nbytes(self.model.tensors)
-        config, size = self._target.model_config, dtype_of(self._target).size
-        latent = config.get("kv_lora_rank")
-        heads = 2 * config["num_key_value_heads"] * config.get("head_dim", 0)
-        held = latent + config["qk_rope_head_dim"] if latent else heads
-        self.bytes_per_token = float(held * size)
+    def rows_of(self, model: NextLayer, max_width: int) -> DraftRows:
+        return ChainRows(model, self.namespace, max_width)
 
-    def close(self) -> None:
-        self.model = None
-
-    def rows(self, target: Target, max_width: int) -> DraftRows:
-        assert self.model is not None, "the drafter is not open"
-        return ChainRows(self.model, self.namespace, max_width)
-
-    def _load(self) -> tuple[NextLayer, str]:
-        target, place = self._target, self.path or self._target.home
-        if not isinstance(place, str | Path):
-            raise OpenError(f"{target.name} has no checkpoint folder; set drafter.path.")
+    def load(self) -> tuple[NextLayer, str]:
+        target = self._target
         config = dict(target.model_config)
         prefix = f"model.layers.{config['num_hidden_layers']}."
-        found = read(place, prefix)
+        found = read(self.folder, prefix)
         width = found.shape(f"{prefix}eh_proj.weight")[1]
         fit(
             found.folder,

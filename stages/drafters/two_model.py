@@ -12,6 +12,7 @@ import numpy as np
 from pipeline.errors import OpenError
 from pipeline.types import Attachment, Change, DraftRows, Proposal, Target
 from stages.drafters.attached import attach, attached
+from stages.drafters.choice import choice
 from stages.rows.layouts import LAYOUTS
 from stages.rows.rows import LayeredRows
 
@@ -47,11 +48,11 @@ class ModelRows:
         self.consume(tokens)
         self._catch_up([len(ids) for ids in self._held])
 
-    def consume(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
-        for held, ids in zip(self._held, inputs, strict=True):
-            held += ids
-
     def commit(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
+        self.consume(inputs)
+
+    def consume(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
+        """What a draft left is settled here too: a fault after it makes its round one without."""
         lengths = [
             min(fed, len(held) + _common(tail, ids))
             for fed, held, tail, ids in zip(
@@ -59,7 +60,8 @@ class ModelRows:
             )
         ]
         self._back_to(lengths)
-        self.consume(inputs)
+        for held, ids in zip(self._held, inputs, strict=True):
+            held += ids
 
     def _back_to(self, lengths: list[int]) -> None:
         """Rows hold no more than this many tokens; of layers that cannot forget possibly fewer."""
@@ -115,17 +117,11 @@ class ModelRows:
     def _choose(self, found: Proposal, logits_V: np.ndarray, sampler: Any, position: int) -> None:
         """The row's own choice from the draft's scores, with the noise the target will have there."""
         scores_V = self._fitted(logits_V)
-        best = int(scores_V.argmax())
-        weights = np.exp(scores_V - scores_V[best])
+        weights = np.exp(scores_V - scores_V.max())
         found.confidence.append(float(1.0 / weights.sum(dtype=np.float64)))
-        if sampler is None or sampler.greedy or (found and not sampler.matcher.free):
-            found.append(
-                best
-            )  # the matcher stands before the first draft: it cannot mask later ones
-            found.scores.append(None)
-        else:
-            found.append(sampler.draw(scores_V, position)[0])
-            found.scores.append(scores_V)
+        token, drawn = choice(scores_V, sampler, position, len(found))
+        found.append(token)
+        found.scores.append(scores_V if drawn else None)
 
     def _fitted(self, logits_V: np.ndarray) -> np.ndarray:
         """Scores over the target's vocabulary: ids beyond it are never proposed, nor ids we lack."""

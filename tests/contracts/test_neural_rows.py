@@ -67,6 +67,8 @@ def test_it_proposes_and_says_what_it_is(pair):
     side.feed([TEXT])
     (proposal,) = side.draft(5)
     assert 0 < len(proposal) <= DEPTH
+    assert len(proposal.confidence) == len(proposal), "it says how sure it is: `grade`"
+    assert all(0 <= sure <= 1 for sure in proposal.confidence)
     assert side.draft(5) == [proposal]
     assert side.draft(5, 2) == [proposal[:2]]
 

@@ -1,8 +1,7 @@
 """Every drafter on disk keeps the promise, on layers of every kind; what it saved comes back as it was.
-Those that come with a checkpoint of their own are in test_neural.py.
 
-A drafter that needs more than its name says so in `NEEDS`. In CI pairs of choices, with MATRIX=all
-(`make matrix`) every combination.
+A drafter that needs more than its name says so in `NEEDS`; one with a checkpoint gets a tiny one from
+tiny_drafters.py. In CI pairs of choices, with MATRIX=all (`make matrix`) every combination.
 """
 
 from __future__ import annotations
@@ -11,79 +10,112 @@ import os
 from itertools import product
 
 import pytest
-from support import prompt_ids, serving, together
-from tiny_drafters import KINDS
+from support import Running, prompt_ids, serving
+from tiny_drafters import FAMILIES, ONLY, tiny_pair
 
 from pipeline.catalog import Catalog, package_folder
+from pipeline.drafting import drafting
 from pipeline.types import NEUTRAL, Sampling
 
 NEEDS: dict[str, tuple[str, ...]] = {  # {family}: the target's
     "suffix": ("drafter.remember=4096",),
-    "grammar": ("constraint=llguidance",),
     "two_model": ("draft_model=tiny", "draft_model.family={family}", "draft_model.bits=4"),
 }
-FAMILIES = {"dense": "llama", "sliding": "gemma3", "hybrid": "qwen3_5", "latent": "deepseek_v3"}
+MIXED = {"dense": "eagle3", "sliding": "assistant", "hybrid": "mtp", "latent": "nextn"}
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "kind": {"enum": ["ab", "cd"]}},
+    "required": ["name", "kind"],
+}
 SAMPLING = {"greedy": {}, "sampled": {"temperature": 0.8, "seed": 7}}
-DRAFTERS = [
-    name
-    for name in Catalog(package_folder("conf")).options("drafter")
-    if name != "none" and name not in KINDS  # a checkpoint fits one target: test_neural.py
-]
+FORMS = {
+    "free": {"ignore_eos": True},
+    "schema": {"grammar": {"json_schema": SCHEMA}},
+}
+ASKED = list(product((1, 4), SAMPLING, FORMS))
+PAIRWISE = [(1, "greedy", "schema"), (4, "sampled", "schema"), (4, "greedy", "free"),
+            (1, "sampled", "free")]  # fmt: skip
+DRAFTERS = [d for d in Catalog(package_folder("conf")).options("drafter") if d != "none"]
 LENGTH, DEPTH = 24, 3
 PERIOD = prompt_ids(7)
 PROMPTS = [(PERIOD * 9)[:n] + prompt_ids(2, seed=n) for n in (4, 17, 30, 41)]  # something to copy
 
 
-def combinations():
-    """Pairwise: family and drafter in full, rows and sampling in turn."""
-    cells = list(product(DRAFTERS, FAMILIES, (1, 4), SAMPLING))
-    if os.environ.get("MATRIX") == "all":
-        return cells
-    turns = list(product((1, 4), SAMPLING))
+def pairs():
+    """Drafters, and a cascade of a cheap one and one with a checkpoint, with each kind of layers that
+    they go with."""
     return [
-        (drafter, family, *turns[(index + at) % len(turns)])
-        for index, drafter in enumerate(DRAFTERS)
-        for at, family in enumerate(FAMILIES)
+        (drafter, layers)
+        for drafter in [*DRAFTERS, "mixed"]
+        for layers in ONLY.get(drafter, FAMILIES)
     ]
+
+
+def combinations():
+    """Pairwise: drafter and layers in full, rows, sampling and form in turn."""
+    if os.environ.get("MATRIX") == "all":
+        return [(*pair, *asked) for pair, asked in product(pairs(), ASKED)]
+    return [(*pair, *PAIRWISE[(at + at // 4) % 4]) for at, pair in enumerate(pairs())]
+
+
+def settings(drafter, layers, folder):
+    """Overrides of the target and the drafter, the target's first."""
+    if drafter == "mixed":
+        family, other, path = tiny_pair(MIXED[layers], layers, folder)
+        name = other.partition("=")[2]
+        path = path.replace("drafter.path", f"drafter.{name}.path")
+        return family, "drafter=cascade", f"drafter.order=[ngram,{name}]", path
+    found = tiny_pair(drafter, layers, folder)
+    family = found[0].partition("=")[2]
+    return *found, *(need.format(family=family) for need in NEEDS.get(drafter, ()))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("drafters")
 
 
 @pytest.fixture(scope="module")
 def plain():
-    """family, sampling -> the tokens of each prompt alone."""
+    """target, sampling, form -> the tokens of each prompt alone."""
     known = {}
 
-    def answers(family, sampling):
-        if (family, sampling) not in known:
-            overrides = ("flow=plain", "drafter=none", "tier=none")
-            with serving(f"model.family={FAMILIES[family]}", *overrides) as engine:
-                known[family, sampling] = asked(engine, SAMPLING[sampling], 1)
-        return known[family, sampling]
+    def answers(target, sampling, form):
+        if (target, sampling, form) not in known:
+            overrides = ("flow=plain", "drafter=none", "tier=none", "constraint=llguidance")
+            with serving(target, *overrides) as engine:
+                known[target, sampling, form] = asked(engine, 1, sampling, form)
+        return known[target, sampling, form]
 
     return answers
 
 
-def asked(engine, wanted, rows):
-    wanted = {"max_tokens": LENGTH, "ignore_eos": True, **wanted}
+def asked(engine, rows, sampling, form):
+    """Tokens of each prompt, one after the other, or together with a row that is cancelled."""
+    wanted = {"max_tokens": LENGTH, **SAMPLING[sampling], **FORMS[form]}
     if rows == 1:
         return [engine.generate(prompt, **wanted)["token_ids"] for prompt in PROMPTS]
-    return [result["token_ids"] for result in together(engine, PROMPTS, **wanted)]
+    doomed = Running(engine, PROMPTS[1], max_tokens=4000, ignore_eos=True)
+    runs = [Running(engine, prompt, **wanted) for prompt in PROMPTS]
+    next(iter(doomed))
+    doomed.ticket.cancel()
+    found = [run.result()["token_ids"] for run in runs]
+    assert list(doomed)[-1].finish_reason == "cancelled"
+    return found
 
 
-def settings(drafter, family):
-    needs = [need.format(family=FAMILIES[family]) for need in NEEDS.get(drafter, ())]
-    return (
-        f"model.family={FAMILIES[family]}", "flow=speculative", f"drafter={drafter}",
-        f"depth.max={DEPTH}", *needs,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(("drafter", "family", "rows", "sampling"), combinations())
-def test_the_tokens_are_those_of_plain_decoding(plain, drafter, family, rows, sampling):
-    with serving(
-        "tier=none", "debug=small", "limits.max_rows=4", *settings(drafter, family)
-    ) as engine:
-        assert asked(engine, SAMPLING[sampling], rows) == plain(family, sampling)
-        assert engine.stats()["counts"].get("faults", 0) == 0
+@pytest.mark.parametrize(("drafter", "layers", "rows", "sampling", "form"), combinations())
+def test_the_tokens_are_those_of_plain_decoding(
+    plain, folder, drafter, layers, rows, sampling, form
+):
+    ours = settings(drafter, layers, folder)
+    common = ("flow=speculative", f"depth.max={DEPTH}", "tier=none", "constraint=llguidance")
+    with serving(*common, "debug=small", "limits.max_rows=5", *ours) as engine:
+        assert asked(engine, rows, sampling, form) == plain(ours[0], sampling, form)
+        counts = engine.stats()["counts"]
+        assert not counts.get("faults") and not counts.get("draft_faults")
+        models = "grade" in engine.pipeline.parts["drafter"].can  # they always have a next token
+        assert counts.get("drafted", 0) > 0 or not models
 
 
 class Follower:
@@ -94,14 +126,18 @@ class Follower:
         self.drafter, self.target = self.parts["drafter"], self.parts["model"]
         self.histories = [list(ids) for ids in histories]
         self.rows = self.parts["kv"].rows(self.target, DEPTH + 1)
-        self.drafts = self.drafter.rows(self.target, DEPTH + 1)
-        self.append([None] * len(histories))
+        self.drafts = self.beside()
+        self.append()
 
-    def append(self, attachments):
+    def beside(self):
+        """Empty draft rows that see the target's."""
+        return drafting(self.drafter, self.target, self.rows, DEPTH + 1)
+
+    def append(self):
         """All rows join with no tokens, then the target reads every history in chunks of 16."""
         blank = [[] for _ in self.histories]
         self.rows.prepare_append([None] * len(blank)).commit()
-        self.drafts.prepare_append(blank, attachments).commit()
+        self.drafts.prepare_append(blank, [None] * len(blank)).commit()
         longest = max(map(len, self.histories))
         for start in range(0, longest, 16):
             chunks = [ids[start : start + 16] for ids in self.histories]
@@ -126,11 +162,11 @@ class Follower:
         wanted = Sampling(temperature=0.8, seed=7).over(NEUTRAL)
         return [self.parts["sampler"].bind(wanted, 7, ids, None) for ids in self.histories]
 
-    def commit(self, pending, proposals, kept, drafted=True):
+    def commit(self, pending, proposals, kept, how="commit"):
         windows = [[p, *ids] for p, ids in zip(pending, proposals, strict=True)]
         seen = self.forward(windows, kept)
         inputs = [window[:keep] for window, keep in zip(windows, kept, strict=True)]
-        (self.drafts.commit if drafted else self.drafts.consume)(inputs, seen)
+        getattr(self.drafts, how)(inputs, seen)
         for ids, new in zip(self.histories, inputs, strict=True):
             ids += new
         self.drafts.check_integrity()
@@ -148,18 +184,27 @@ def proposals_of(engine, histories, pending, depths):
 
 
 def rounds(engine):
-    """Rounds that keep exactly 0..depth drafts of each row, ragged, some of them without a draft."""
+    """Rounds that keep exactly 0..depth drafts of each row, ragged; some without a draft, and some
+    whose draft came to nothing (`consume` after `draft`: a fault in between)."""
     mine = Follower(engine, PROMPTS)
-    for turn in range(10):
+    asked, kept_drafts = 0, set()
+    for turn in range(12):
         pending = [
             (ids[-7] if len(ids) > 7 else 40 + row) for row, ids in enumerate(mine.histories)
         ]
         depths = [(turn + row) % (DEPTH + 1) for row in range(len(PROMPTS))]
-        drafted = turn % 4 != 3
-        proposals = mine.draft(pending, depths) if drafted else [[] for _ in PROMPTS]
-        assert proposals == proposals_of(engine, mine.histories, pending, depths) or not drafted
+        if turn % 4 == 3:
+            proposals, how = [[] for _ in PROMPTS], "consume"
+        else:
+            proposals, how = mine.draft(pending, depths), "commit"
+            assert proposals == proposals_of(engine, mine.histories, pending, depths)
+            asked = max(asked, *map(len, proposals))
+        if turn % 6 == 4:
+            proposals, how = [[1, 2], [], [3], []], "consume"  # other tokens come than were drafted
         kept = [1 + (turn * 3 + row) % (len(ids) + 1) for row, ids in enumerate(proposals)]
-        mine.commit(pending, proposals, kept, drafted)
+        kept_drafts |= {keep - 1 for keep in kept} if how == "commit" else set()
+        mine.commit(pending, proposals, kept, how)
+    assert kept_drafts >= set(range(asked + 1)), (asked, kept_drafts)
     restored(engine, mine)
     mine.close()
 
@@ -169,25 +214,24 @@ def restored(engine, mine):
     pending, depths = [45, 46, 47, 48], [DEPTH] * 4
     expected = mine.draft(pending, depths)
     mine.commit(pending, expected, [0, 0, 0, 0])  # a round that was lost altogether
-    mine.histories = [list(ids) for ids in mine.histories]
     attachments = [mine.drafts.capture(row) for row in range(4)]
-    again = mine.drafter.rows(mine.target, DEPTH + 1)
+    again = mine.beside()
     again.prepare_append(mine.histories, attachments).commit()
     assert again.draft(pending, depths, mine.samplers()) == expected
-    again.filter([2, 0])  # two of four are cancelled
-    assert again.draft([47, 45], depths[:2], mine.samplers()[2::-2]) == [expected[2], expected[0]]
-    again.check_integrity()
-    again.close()
     if "refill" in mine.drafter.can:
-        bare = mine.drafter.rows(mine.target, DEPTH + 1)
+        bare = mine.beside()
         bare.prepare_append(mine.histories, [None] * 4).commit()
         assert bare.draft(pending, depths, mine.samplers()) == expected
         bare.close()
+    mine.rows.filter([2, 0])  # two of four are cancelled
+    again.filter([2, 0])
+    assert again.draft([47, 45], depths[:2], mine.samplers()[2::-2]) == [expected[2], expected[0]]
+    again.check_integrity()
+    again.close()
 
 
-@pytest.mark.parametrize(
-    ("drafter", "family"), sorted({(drafter, family) for drafter, family, *_ in combinations()})
-)
-def test_after_each_round_it_is_as_if_fed_afresh(drafter, family):
-    with serving("tier=none", *settings(drafter, family)) as engine:
+@pytest.mark.parametrize(("drafter", "layers"), pairs())
+def test_after_each_round_it_is_as_if_fed_afresh(folder, drafter, layers):
+    common = ("flow=speculative", f"depth.max={DEPTH}", "tier=none", "constraint=llguidance")
+    with serving(*common, *settings(drafter, layers, folder)) as engine:
         engine.exclusive(lambda: rounds(engine))

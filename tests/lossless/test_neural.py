@@ -1,56 +1,35 @@
-"""Drafters with weights of their own keep the promise, and their rows follow the target's."""
+"""Drafters with weights of their own: a warm start goes on with what they knew, a depth cuts by it."""
 
 from __future__ import annotations
 
 import pytest
-from support import prompt_ids, serving, together
-from tiny_drafters import TINY, tiny_checkpoint
+from support import prompt_ids, serving
+from tiny_drafters import KINDS, TINY, tiny_checkpoint
 
-PROMPTS = [prompt_ids(n, seed=n) for n in (1, 9, 31)]
-SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
-LENGTH = 12
+PROMPT, LENGTH = prompt_ids(31, seed=31), 12
 
 
-@pytest.fixture(scope="module", params=sorted(set(TINY) - {"nextn_glm"}))
-def chosen(request, tmp_path_factory):
-    """Overrides of a target and a drafter for it."""
-    return tiny_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
-
-
-@pytest.fixture(scope="module")
-def plain(chosen):
-    family = next(word for word in chosen if word.startswith("model."))
-    with serving(family, "flow=plain", "drafter=none", "tier=none") as engine:
-        return {name: answers(engine, **wanted) for name, wanted in KINDS.items()}
-
-
-KINDS = {"greedy": {}, "sampled": SAMPLED}
-
-
-def answers(engine, **wanted):
-    return [
-        engine.generate(prompt, max_tokens=LENGTH, ignore_eos=True, **wanted)["token_ids"]
-        for prompt in PROMPTS
-    ]
-
-
-def test_alone_and_together_equal_plain(chosen, plain):
-    with serving("flow=speculative", "depth.max=3", "tier=none", "debug=small", *chosen) as engine:
-        assert answers(engine) == plain["greedy"]
-        wanted = {"max_tokens": LENGTH, "ignore_eos": True, **SAMPLED}
-        wide = together(engine, PROMPTS, **wanted)
-        assert [r["token_ids"] for r in wide] == plain["sampled"]
-        assert sum(r["speculation"]["drafted"] for r in wide) > 0
-        assert not engine.stats()["counts"].get("faults")
-
-
-def test_a_warm_start_goes_on_with_the_drafters_state(chosen, plain):
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in TINY])
+def test_a_warm_start_goes_on_with_the_drafters_state(kind, tmp_path):
     """The next turn finds the drafter's own state beside the target's."""
+    chosen = tiny_checkpoint(kind, tmp_path)
     with serving("flow=speculative", "depth.max=3", "tier=ram", *chosen) as engine:
-        first = engine.generate(PROMPTS[2], max_tokens=LENGTH, ignore_eos=True)
-        chat = PROMPTS[2] + first["token_ids"]
+        first = engine.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True)
+        chat = PROMPT + first["token_ids"]
         warm = engine.generate(chat, max_tokens=LENGTH, ignore_eos=True)
         assert warm["cached_tokens"] >= len(chat) - 2
     with serving("flow=plain", "drafter=none", "tier=none", chosen[0]) as engine:
         cold = engine.generate(chat, max_tokens=LENGTH, ignore_eos=True)
     assert warm["token_ids"] == cold["token_ids"]
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dspark"])
+def test_confidence_cuts_their_proposals(kind, tmp_path):
+    """Drafts nobody is sure of are not verified; the tokens stay what they are."""
+    answers = []
+    for least in (0.0, 1.0):
+        chosen = (*tiny_checkpoint(kind, tmp_path), "depth=confidence", f"depth.min_p={least}")
+        with serving("flow=speculative", "tier=none", *chosen) as engine:
+            answers.append(engine.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True))
+    assert answers[0]["token_ids"] == answers[1]["token_ids"]
+    assert answers[0]["speculation"]["drafted"] > 0 == answers[1]["speculation"]["drafted"]

@@ -16,6 +16,7 @@ import mlx.nn as nn
 
 Tensors = Mapping[str, mx.array]
 Rope = Callable[..., mx.array]
+GEMMA_CAP = 30.0
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,12 @@ def gemma_norms(prefix: str, hidden: int) -> dict[str, tuple[int, ...]]:
     names = ("pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight")
     shapes: dict[str, tuple[int, ...]] = {prefix + name: (hidden,) for name in names}
     return shapes | {f"{prefix}layer_scalar": (1,)}
+
+
+def soft_capped(scores: mx.array, config: Mapping[str, Any]) -> mx.array:
+    """Gemma's scores of a drafter's own head; null in the configuration switches the cap off."""
+    cap = config.get("final_logit_softcapping", GEMMA_CAP)
+    return mx.tanh(scores / cap) * cap if cap else scores
 
 
 def rope(head_dim: int, config: Mapping[str, Any], layer_type: str = "") -> Rope:

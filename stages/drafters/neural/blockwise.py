@@ -24,13 +24,13 @@ from stages.drafters.neural.block import (
     gemma_norms,
     head_norms,
     rope,
+    soft_capped,
 )
 from stages.drafters.neural.checkpoint import (
     Checkpoint,
     dtype_of,
     evaluated,
     fit,
-    nbytes,
     without_copies,
 )
 from stages.drafters.neural.markov import Markov, markov_shapes
@@ -43,8 +43,6 @@ from stages.drafters.neural.rows import (
     padded,
     proposal,
 )
-
-GEMMA_CAP = 30.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,6 @@ class BlockModel:
         taken = checkpoint.take(expected, optional, dtype=dtype_of(target))
         self.scale = float(target.hidden_size) ** 0.5 if self.gemma else 1.0
         self.tensors = evaluated(without_copies(taken, target, self.scale))
-        self.weight_bytes = nbytes(self.tensors)
         self.eps = float(checkpoint.value("rms_norm_eps", default=1e-6))
         self.markov = Markov.of(self.tensors)
         size = checkpoint.shape("layers.0.self_attn.q_norm.weight")[0]
@@ -84,6 +81,7 @@ class BlockModel:
         self.blocks = [Block(self.tensors, prefix, shape) for prefix in prefixes]
         key = self.tensors["layers.0.self_attn.k_proj.weight"]
         self.bytes_per_token = 2.0 * plan.layers * key.shape[0] * key.itemsize
+        self.taps = plan.taps
 
     def norm(self, x: mx.array, name: str) -> mx.array:
         return mx.fast.rms_norm(x, self.tensors[f"{name}.weight"], self.eps)
@@ -117,8 +115,7 @@ class BlockModel:
             scores: mx.array = self._target.head(states_BWH)
             return scores
         scores = states_BWH @ head.T
-        cap = self.config.get("final_logit_softcapping", GEMMA_CAP) if self.gemma else None
-        return mx.tanh(scores / cap) * cap if cap else scores
+        return soft_capped(scores, self.config) if self.gemma else scores
 
 
 def _check(checkpoint: Checkpoint, plan: BlockPlan, target: Target) -> None:
@@ -264,6 +261,6 @@ class _Fill:
             self.sources.append([None] * len(self.positions))
             return mx.argmax(scores_BV, axis=-1).astype(mx.int32)
         positions = [position + at for position in self.positions]
-        ids, sources = drawn(scores_BV, self.samplers, positions, lambda scores_V: scores_V)
+        ids, sources = drawn(scores_BV, self.samplers, positions, at, lambda scores_V: scores_V)
         self.sources.append(sources)
         return mx.array(ids, mx.int32)

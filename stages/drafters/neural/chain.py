@@ -132,8 +132,9 @@ class Picks:
             ids = self.model.to_target(mx.argmax(scores_BV, axis=-1))
             sources: list[np.ndarray | None] = [None] * len(self.positions)
         else:
-            at = [position + len(self.chosen) for position in self.positions]
-            drawn_ids, sources = drawn(scores_BV, self.samplers, at, self.model.spread)
+            place = len(self.chosen)
+            at = [position + place for position in self.positions]
+            drawn_ids, sources = drawn(scores_BV, self.samplers, at, place, self.model.spread)
             ids = mx.array(drawn_ids, mx.int32)
         self.chosen.append(ids[:, None])
         self.sure.append(best_chance(scores_BV))

@@ -15,10 +15,11 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from pipeline.types import Target
+from pipeline.types import AFTER_NORM, Target
 from stages.drafters.neural.checkpoint import Checkpoint, Tensors, evaluated
 
 Shape = tuple[int, ...]
+CACHED = ("k_proj", "v_proj", "kv_a_proj_with_mqa")  # whose outputs a layer keeps
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class NextLayer:
     """A chain model; `raw` hands on the layer's output before the last norm instead of after."""
 
     layers = 1
+    taps = (AFTER_NORM,)
 
     def __init__(
         self, target: Target, layer: Any, checkpoint: Checkpoint, names: Names, ignored: str = "",
@@ -51,6 +53,12 @@ class NextLayer:
         expected |= {names.layer + name: tuple(array.shape) for name, array in own}
         self.tensors: Tensors = evaluated(checkpoint.take(expected, (), ignored, dtype))
         layer.load_weights([(name, self.tensors[names.layer + name]) for name, _ in own])
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Keys and values, or the one latent of both."""
+        made = [self.tensors.get(f"{self._names.layer}self_attn.{name}.weight") for name in CACHED]
+        return float(sum(w.shape[0] * w.itemsize for w in made if w is not None))
 
     def _norm(self, x: mx.array, name: str) -> mx.array:
         return mx.fast.rms_norm(x, self.tensors[name], self.eps)

@@ -18,6 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from pipeline.types import Attachment, Change, LayerSlice, LayerSpec, Proposal, Segment, State
+from stages.drafters.choice import choice
 from stages.rows.attention import AttentionLayout
 from stages.rows.rows import LayeredRows, Prepared
 from stages.rows.state import owned
@@ -175,18 +176,18 @@ def padded(shown: Seq[Seq[mx.array]], width: int) -> mx.array:
 
 
 def drawn(
-    logits_BV: mx.array, samplers: Seq[Any], positions: Seq[int], spread: Any
+    logits_BV: mx.array, samplers: Seq[Any], positions: Seq[int], place: int, spread: Any
 ) -> tuple[list[int], list[np.ndarray | None]]:
-    """What each row would draw from these scores with the noise of its position, the very noise that
-    the target's own draw will have there (greedy rows: the best), and what it was drawn from.
-    `spread` makes host scores over the target's vocabulary."""
+    """What each row chooses from these scores at `place` of its proposal, and what it was drawn from
+    (None: not drawn). `positions` are absolute; `spread` makes host scores over the target's
+    vocabulary."""
     host_BV = np.asarray(logits_BV.astype(mx.float32))
     ids: list[int] = []
     sources: list[np.ndarray | None] = []
     for scores, sampler, position in zip(host_BV, samplers, positions, strict=True):
-        scores_V, sampled = spread(scores), not greedy([sampler])
-        token = sampler.draw(scores_V, position)[0] if sampled else scores_V.argmax()
-        ids.append(int(token))
+        scores_V = spread(scores)
+        token, sampled = choice(scores_V, sampler, position, place)
+        ids.append(token)
         sources.append(scores_V if sampled else None)
     return ids, sources
 
