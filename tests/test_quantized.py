@@ -103,7 +103,9 @@ def test_our_blas_spells_out_what_mlx_does(scheme, size):
 def test_without_our_blas_the_door_is_shut(monkeypatch):
     monkeypatch.setattr(Door, "_ask", lambda self, rows: rows @ self.header + mx.nan)
     assert not Grid(8, 64, 64, mx.float32)._door.is_open
-    assert not Levels(8, 8, 8, mx.float32)._door.is_open  # its levels find no room in a header either
+    assert not Levels(
+        8, 8, 8, mx.float32
+    )._door.is_open  # its levels find no room in a header either
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
