@@ -290,7 +290,10 @@ def test_a_full_disk_loses_what_cannot_be_written_and_nothing_else(tmp_path, mon
 
 
 def test_a_reserve_is_left_free(tmp_path):
-    tier = opened(tmp_path, reserve_gb=1e9)
+    with pytest.raises(OpenError, match=r"tier\.disk\.reserve_gb: .* nothing could be written"):
+        opened(tmp_path, reserve_gb=1e9)
+    tier = opened(tmp_path)
+    tier.store.reserve = 1 << 60
     tier.put(capture((FULL,), range(8)))
     written(tier)
     assert (tier.stats()["failed"], files(tmp_path)) == (1, [])
