@@ -17,7 +17,7 @@ from pipeline.lab.lines_engine import python
 from pipeline.lab.sse import BenchError, get, order
 
 PREFIX_TOKENS, MOST_PREFIXES = 2000, 6
-SPILL_PROMPT, SPILL_TOKENS = 60, 32  # tokens, about
+SPILL_TOKENS = 48
 BRANCHES = """
 import json, sys, tempfile, pipeline
 place = tempfile.mkdtemp()
@@ -159,7 +159,7 @@ def branches(bench: Bench) -> list[Figure]:
 
 
 LINES = (
-    Line(("saved/disk", "saved/ram"), restart),
+    Line(("saved/disk", "saved/ram"), restart, last=("disk",)),
     Line(("saved/decode",), spilling, last=("disk",)),
     Line(("saved/lookup", "saved/insert", "saved/index"), index),
     Line(("saved/write", "saved/read"), files),

@@ -103,6 +103,14 @@ class Disk:
                 f"{self.segment_tokens} tokens ({least / 1e9:g}). Raise it, or lower segment_tokens."
             )
         self.mount()
+        free = self.store.free()
+        if free - least < self.store.reserve:
+            self.close()
+            raise OpenError(
+                f"tier.disk.reserve_gb: {free / 1e9:.3g} are free for {self.root}, what is saved there "
+                f"counted, and {self.store.reserve / 1e9:g} are to be left so: nothing could be written. "
+                "Make room, lower it, or leave the tier out: 'tier=[ram]'"
+            )
 
     def mount(self, *, collect: bool = True) -> None:
         """Open the folder; all that tools need which look at it without a model."""

@@ -168,7 +168,7 @@ class Store:
             self.total += self._index_bytes - before
             if size > self.cap:
                 raise NoRoomError(f"{size} bytes are more than the cap of {self.cap}")
-            if free - size < self.reserve and free + self._own() - size < self.reserve:
+            if free - size < self.reserve and self.free() - size < self.reserve:
                 raise NoRoomError(f"{free} bytes are free, {self.reserve} are to be left so")
             while self.total + size + INDEX_ROOM > self.cap or free - size < self.reserve:
                 before = self.total
@@ -179,9 +179,10 @@ class Store:
             self.total += size
             return draft
 
-    def _own(self) -> int:
-        """Bytes that could be freed by removing all that is ours."""
-        return sum(file.size for file in self.shelf.files.values() if file.state == "stored")
+    def free(self) -> int:
+        """Bytes the disk has left for us, all that is ours removed."""
+        ours = sum(file.size for file in self.shelf.files.values() if file.state == "stored")
+        return self.folder.free() + ours
 
     def evict_one(self) -> bool:
         """Remove the least recently used file that nothing stands on."""
