@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -28,9 +28,13 @@ class Queue:
         patience_s: float,
         give_up: Callable[[File], None],
         failed: Callable[[File, BaseException], None],
+        rate: float,
     ):
         self.store, self.patience_s, self.give_up, self.failed = store, patience_s, give_up, failed
         self.most = self.cap = most
+        self.rate = rate  # bytes a second while rows decode
+        self.rests_until = 0.0  # monotonic seconds; until then nothing is written beside rows
+        self._hurried: dict[str, File] = {}  # to be written even while rows decode
         self.files: dict[str, File] = {}
         self.written_files = self.written_bytes = 0
         self._flight: tuple[File, Future[None]] | None = None
@@ -61,6 +65,21 @@ class Queue:
                 return
             self.give_up(victim)
 
+    def hurry(self, files: Iterable[File]) -> None:
+        """Write those of them that wait, in this order, without waiting until nothing runs."""
+        self._hurried |= {file.name: file for file in files if file.name in self.files}
+
+    def step_soon(self) -> None:
+        """While rows decode: look after the file in flight, then begin the next that is in a hurry."""
+        if not self.settle(wait_s=0.0) or time.monotonic() < self.rests_until:
+            return
+        while self._hurried:
+            file = self._hurried.pop(next(iter(self._hurried)))
+            if self.files.get(file.name) is file and file.state == "pending":
+                self.rests_until = time.monotonic() + file.size / self.rate
+                self._start(file, soon=True)
+                return
+
     def step(self) -> bool:
         """Look after the file in flight, or begin the next; True if more is left."""
         if self._flight is not None and not self.settle(wait_s=0.0):
@@ -71,14 +90,17 @@ class Queue:
         if self.store.shelf.files.get(file.name) is not file:
             del self.files[file.name]  # what it stands on is gone
             return True
+        self._start(file)
+        return True
+
+    def _start(self, file: File, *, soon: bool = False) -> None:
         try:
-            self._begin(file)
+            self._begin(file, soon)
             self._locked_since = None
         except LockedError as error:
             self._wait_for_lock(file, error)
         except OSError as error:
             self.failed(file, error)
-        return True
 
     def _wait_for_lock(self, file: File, error: LockedError) -> None:
         now = time.monotonic()
@@ -87,7 +109,7 @@ class Queue:
             self._locked_since = None
             self.failed(file, error)
 
-    def _begin(self, file: File) -> None:
+    def _begin(self, file: File, soon: bool) -> None:
         header, payload = file.payload
         arrays: list[Any] = []
         header = replace(header, structure=flatten(payload, arrays))
@@ -95,12 +117,15 @@ class Queue:
         size = form.file_size(header, hosts)
         file.state = "writing"
         try:
-            draft = self.store.begin(file.name, size)
+            if soon:
+                future = self.store.write_soon(header, hosts, size)
+            else:
+                future = self.store.write(self.store.begin(file.name, size), header, hosts)
         except BaseException:
             file.state = "pending"
             raise
         file.size = size
-        self._flight = file, self.store.write(draft, header, hosts)
+        self._flight = file, future
 
     def settle(self, wait_s: float) -> bool:
         """True once no write is in flight."""
