@@ -30,7 +30,6 @@ FIELDS = tuple(f.name for f in fields(Sequence))
 GIVEN = frozenset({"request", "deliver", "cancelled", "error", "ready", "submitted", "timings"})
 GIVEN |= {"entered", "counts", "drafted_by_position", "accepted_by_position"}
 GIVEN |= {"processed_ids", "output_ids", "captured_len", "cached_len", "finish_reason"}
-GIVEN |= {"resumed_len"}
 # Empty in a flow that has no stage for them, but never read before that stage where there is one.
 OPTIONAL = frozenset({"proposal", "depth", "match", "restore"})
 # Made anew in each round: in a loop, what an earlier phase or the round before left is no value.

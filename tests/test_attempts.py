@@ -114,7 +114,6 @@ def test_a_complete_answer_leaves_its_runs_only(tier):
     del attempt
     assert left(tier) == []
     assert set(kinds(tier)) == {"run"}
-    tier.attempts.settle()
     assert on_disk(tier) == set(tier.store.shelf.files)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.types import State
 from stages.tiers.radix import WORD, pack
@@ -32,7 +32,6 @@ class Attempt:
     def __init__(self, key: str, name: str):
         self.key, self.label = key, f"{RECORD}{key}/{name}"
         self.waiting: File | None = None  # the record that is being written
-        self.durable: File | None = None
 
 
 @dataclass
@@ -70,9 +69,7 @@ class Attempts:
                 continue
             reading = self.disk.reopen(record, namespace)
             if reading is not None:
-                attempt = self._alive(Attempt(key, record.label.rpartition("/")[2]))
-                attempt.durable = record
-                yield attempt, reading
+                yield self._alive(Attempt(key, record.label.rpartition("/")[2])), reading
 
     def _follows(self, record: File, key: bytes) -> bool:
         whole = record.runs[0].whole_key()
@@ -92,8 +89,8 @@ class Attempts:
         return True
 
     def under_way(self, attempt: Attempt) -> bool:
-        """Whether its last capture is still to be written. One that is there takes the place of the
-        one before."""
+        """Whether its last capture is still to be written. One that is there takes the place of
+        those before."""
         record = attempt.waiting
         if record is None:
             return False
@@ -102,24 +99,28 @@ class Attempts:
             return True
         attempt.waiting = None
         if held.get(record.name) is record:
-            old, attempt.durable = attempt.durable, record
-            if old is not None and held.get(old.name) is old:
-                self._remove([old])
+            self._remove([file for file in self._records(attempt) if file is not record])
         return False
 
     def end(self, attempt: Attempt) -> None:
         """The answer is complete: from now on nothing of it is restored, written or not."""
-        records = self.disk.store.shelf.records.get(attempt.key, {}).values()
-        names = self._remove([file for file in records if file.label == attempt.label])
+        names = self._remove(self._records(attempt))
         self._live.pop(attempt.label, None)
         if names:
             self._sweep(attempt.key, names)
 
     def step(self) -> None:
-        """While rows decode: one bounded piece of writing."""
+        """While rows decode: one bounded piece of writing, and cleanups that are done are forgotten."""
+        for key, cleanup in list(self._cleanups.items()):
+            if cleanup.done and cleanup.done.done() and cleanup.done.exception() is None:
+                del self._cleanups[key]
         self.disk.queue.step_soon()
 
     # --- what goes
+
+    def _records(self, attempt: Attempt) -> list[File]:
+        found = self.disk.store.shelf.records.get(attempt.key, {}).values()
+        return [file for file in found if file.label == attempt.label]
 
     def _belongings(self, record: File) -> list[File]:
         """The record and what hangs at its length, where no other attempt stands there too."""
@@ -153,12 +154,3 @@ class Attempts:
         logging.getLogger(__name__).warning("captures of an ended answer stay: %s", error)
         self._sweep(key, set())
         return False
-
-    def settle(self) -> None:
-        """Look after cleanups, so that what succeeded is not remembered."""
-        for key in list(self._cleanups):
-            self._clean(key)
-
-    def stats(self) -> dict[str, Any]:
-        kept = self.disk.store.shelf.records.values()
-        return {"captures": sum(map(len, kept)), "cleanups": len(self._cleanups)}
