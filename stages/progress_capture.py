@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 from pipeline.errors import at_least
 from pipeline.types import Batch, Drafter, Sequence, Tier
@@ -31,6 +33,7 @@ class ProgressCapture:
     def __init__(self, drafter: Drafter, tier: list[Tier], *, checkpoint_tokens: int = 64):
         self.every = at_least("checkpoint_tokens", checkpoint_tokens, 1)
         self.drafter, self.tiers = drafter, tier
+        self._told = False
 
     def open(self) -> None:
         self.tier = next(tier for tier in self.tiers if "resume" in tier.can)
@@ -39,8 +42,17 @@ class ProgressCapture:
     def run(self, batch: Batch) -> None:
         for row, sequence in enumerate(batch.sequences):
             if sequence.progress is not None:
-                self._look(batch, row, sequence, sequence.progress)
-        self.attempts.step()
+                self._safely(self._look, batch, row, sequence, sequence.progress)
+        self._safely(self.attempts.step)
+
+    def _safely(self, work: Callable[..., None], *arguments: Any) -> None:
+        """A disk that fails costs captures, no answer; said once, for it fails at every round."""
+        try:
+            work(*arguments)
+        except Exception:
+            if not self._told:
+                logging.getLogger(__name__).warning("an answer was not captured", exc_info=True)
+            self._told = True
 
     def _look(self, batch: Batch, row: int, sequence: Sequence, progress: Progress) -> None:
         if not sequence.live:
@@ -58,18 +70,14 @@ class ProgressCapture:
             progress.lag = emitted - progress.captured
         if progress.waits or emitted < progress.due(self.every):
             return
-        try:
-            progress.captured = emitted
-            progress.waits = self._capture(batch, row, sequence, progress)
-        except Exception:
-            logging.getLogger(__name__).warning("an answer was not captured", exc_info=True)
+        progress.captured = emitted
+        progress.waits = self._capture(batch, row, sequence, progress)
 
     def _capture(self, batch: Batch, row: int, sequence: Sequence, progress: Progress) -> bool:
         """False where there is nothing that could be gone on from."""
         tokens = sequence.processed_ids
-        if tokens != sequence.prompt_ids + sequence.output_ids[:-1] or not progress.complete(
-            sequence
-        ):
+        known = sequence.prompt_ids + sequence.output_ids[:-1]
+        if tokens != known or not progress.complete(sequence):
             return False
         batch.drop_ahead()  # the layers' arrays hold what it would write
         start = min(self.tier.covered(tokens, sequence.namespace), len(tokens) - 1)
