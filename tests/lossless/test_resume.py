@@ -10,7 +10,8 @@ import shutil
 
 import pytest
 from support import ORACLE, Running, prompt_ids, serving
-from tiny_drafters import KINDS
+from test_drafters import pairs, settings
+from tiny_drafters import FAMILIES
 
 from pipeline.catalog import Catalog, package_folder
 from pipeline.types import Delta
@@ -26,41 +27,42 @@ WANTED = {
         "logprobs": 2, "stop": ("~~~~",),
     },
 }  # fmt: skip
-FAMILIES = {"dense": "llama", "sliding": "gemma3", "hybrid": "qwen3_5"}
 PLAIN = ("drafter=none",)
 WRONG = (ORACLE, "+drafter.wrong_every=2", f"depth.max={DEPTH}")
-NEEDS = {
-    "grammar": ("constraint=llguidance",),
-    "two_model": ("draft_model=tiny", "draft_model.family=llama", "draft_model.bits=4"),
-}
-OPTIONS = Catalog(package_folder("conf")).options
 FORM = {"grammar": {"regex": "[a-z ]{20,200}"}}
+TURNS = list(WANTED)
 
 
 def cases():
-    """Layers x how it decodes, sampling in turn; then each KV policy and each drafter once."""
-    turns = list(WANTED)
-    for at, family in enumerate(FAMILIES):
+    """name, (options, sampling, more): layers x how it decodes; each KV policy; each drafter once, with
+    layers that it goes with."""
+    for at, layers in enumerate(FAMILIES):
         for step, (name, drafter) in enumerate((("plain", PLAIN), ("wrong", WRONG))):
-            for index in (at + step, at + step + 1):
-                yield f"{family}-{name}-{turns[index % 3]}", family, drafter, turns[index % 3], {}
-    for at, kv in enumerate(OPTIONS("kv")):
+            for how in (TURNS[(at + step) % 3], TURNS[(at + step + 1) % 3]):
+                yield f"{layers}-{name}-{how}", ((family(layers), *drafter), how, {})
+    for at, kv in enumerate(Catalog(package_folder("conf")).options("kv")):
         if kv not in ("native", "per_layer"):  # per_layer names a model's own layers
-            head = ("model.head_size=64", f"kv={kv}")
-            yield f"kv-{kv}", "dense", (*head, *(PLAIN, WRONG)[at % 2]), turns[at % 3], {}
-    for at, name in enumerate(sorted(set(OPTIONS("drafter")) - {"none", *KINDS})):
-        chosen = (f"drafter={name}", f"depth.max={DEPTH}", *NEEDS.get(name, ()))
-        yield f"drafter-{name}", "dense", chosen, turns[(at + 1) % 3], {}
-    yield "sliding-paged", "sliding", ("kv=paged", *PLAIN), "everything", {}
+            head = (family("dense"), "model.head_size=64", f"kv={kv}")
+            yield f"kv-{kv}", ((*head, *(PLAIN, WRONG)[at % 2]), TURNS[at % 3], {})
+    for at, (drafter, layers) in enumerate(dict(reversed(pairs())).items()):
+        yield f"drafter-{drafter}", (f"{drafter}:{layers}", TURNS[at % 3], {})
+    yield "sliding-paged", ((family("sliding"), "kv=paged", *PLAIN), "everything", {})
     for name, drafter in (("plain", PLAIN), ("wrong", WRONG)):
-        yield f"form-{name}", "dense", ("constraint=llguidance", *drafter), "everything", FORM
+        options = (family("dense"), "constraint=llguidance", *drafter)
+        yield f"form-{name}", (options, "everything", FORM)
 
 
-def engine_of(family, options, folder):
+def family(layers):
+    return f"model.family={FAMILIES[layers]}"
+
+
+def engine_of(options, folder):
+    if isinstance(options, str):  # a drafter and its layers
+        pair = settings(*options.split(":"), folder.parent)
+        options = (*pair, f"depth.max={DEPTH}", "constraint=llguidance")
     return serving(
-        f"model.family={FAMILIES[family]}", "flow=resumable", "tier=[ram,disk]", *options,
-        f"tier.disk.path={folder}", "tier.disk.reserve_gb=0",
-        f"stage.progress_capture.checkpoint_tokens={EVERY}",
+        *options, "flow=resumable", "tier=[ram,disk]", f"tier.disk.path={folder}",
+        "tier.disk.reserve_gb=0", f"stage.progress_capture.checkpoint_tokens={EVERY}",
     )  # fmt: skip
 
 
@@ -84,17 +86,17 @@ def cut_off(engine, wanted, folder, copy, cut=CUT):
     return Running(engine, PROMPT, seen=seen, **wanted).result(), out[0]
 
 
-CASES = {name: case for name, *case in cases()}
+CASES = dict(cases())
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_after_a_crash_it_goes_on_with_the_same_answer(case, tmp_path):
-    family, options, how, more = CASES[case]
+    options, how, more = CASES[case]
     wanted, copy = {**ASKED, **WANTED[how], **more}, tmp_path / "copy"
-    with engine_of(family, options, tmp_path / "first") as engine:
+    with engine_of(options, tmp_path / "first") as engine:
         whole, out = cut_off(engine, wanted, tmp_path / "first", copy)
         assert whole["resumed_tokens"] == 0 and out < len(whole["token_ids"])
-    with engine_of(family, options, copy) as engine:
+    with engine_of(options, copy) as engine:
         model, fed = engine.pipeline.parts["model"], []
         hidden = model.hidden
         model.hidden = lambda tokens, caches: fed.append(tokens.shape[1]) or hidden(tokens, caches)
