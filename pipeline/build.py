@@ -179,7 +179,9 @@ def _able(planned: Plan, group: str, abilities: Iterable[str]) -> list[str]:
     folder = next((k.partition("@")[0] for k in choices if k.endswith(f"@{group}")), group)
     for name, path in planned.composed.catalog.options(folder).items():
         try:
-            can = getattr(resolve(load_yaml(path)["_target_"], ("stages",)), "can", ())
+            content = load_yaml(path)
+            node = content.get(name, content)  # options of a list stand under their names
+            can = getattr(resolve(node["_target_"], ("stages",)), "can", ())
             if set(abilities) <= set(can):
                 found.append(name)
         except (ConfigError, KeyError, TypeError):

@@ -10,11 +10,11 @@ import shutil
 
 import pytest
 from support import ORACLE, Running, prompt_ids, serving
-from test_drafters import pairs, settings
 from tiny_drafters import FAMILIES
 
 from pipeline.catalog import Catalog, package_folder
 from pipeline.types import Delta
+from tests.lossless.test_drafters import pairs, settings
 
 EVERY, CUT, LENGTH, DEPTH = 12, 31, 44, 3
 PROMPT = (prompt_ids(7) * 6)[:40]

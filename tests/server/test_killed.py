@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EVERY, CUT, LENGTH = 16, 60, 120
+EVERY, CUT, LENGTH = 48, 110, 160
 ASK = {"prompt": "The mill stands by the river.", "max_tokens": LENGTH, "temperature": 1.0,
        "ignore_eos": True, "logprobs": 2, "stream": True,
        "stream_options": {"include_usage": True}}  # fmt: skip
@@ -21,8 +21,8 @@ ASK = {"prompt": "The mill stands by the river.", "max_tokens": LENGTH, "tempera
 
 @contextlib.contextmanager
 def server(folder, *more):
-    """A serving process, slowed to 10 ms a pass, and its port."""
-    words = ["serve", "fake", "flow=resumable", "model.layers=2", "model.delay_ms=10", *more,
+    """A serving process, slowed to 25 ms a pass, and its port."""
+    words = ["serve", "fake", "flow=resumable", "model.layers=2", "model.delay_ms=25", *more,
              "tier=[ram,disk]", f"tier.disk.path={folder}", "tier.disk.reserve_gb=0",
              f"stage.progress_capture.checkpoint_tokens={EVERY}", "server.port=0"]  # fmt: skip
     process = subprocess.Popen(
@@ -74,4 +74,3 @@ def test_killed_in_mid_answer(tmp_path, drafter):
         assert text.startswith(head) and logprobs[: len(said)] == said
         assert usage["resumed_tokens"] >= len(said) - EVERY
         assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"]
-        assert stream(port)[2]["resumed_tokens"] == 0

@@ -1,8 +1,9 @@
-"""What waits to be written: readable meanwhile, bounded in bytes, one file in flight. Owner thread."""
+"""What waits to be written: readable meanwhile, bounded in bytes. Owner thread."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -14,6 +15,9 @@ from stages.tiers.saved.folder import LockedError
 from stages.tiers.saved.payload import flatten, to_host
 from stages.tiers.saved.shelf import File
 from stages.tiers.saved.store import Store
+
+FLIGHTS = 16  # files that the I/O thread may have before it while rows decode
+BURST_S = 0.05  # what has not been written for so long may be caught up on at once
 
 
 class Queue:
@@ -37,7 +41,7 @@ class Queue:
         self._hurried: dict[str, File] = {}  # to be written even while rows decode
         self.files: dict[str, File] = {}
         self.written_files = self.written_bytes = 0
-        self._flight: tuple[File, Future[None]] | None = None
+        self._flights: deque[tuple[File, Future[None]]] = deque()  # in the order of writing
         self._locked_since: float | None = None  # monotonic; another process holds the folder
 
     @property
@@ -70,19 +74,20 @@ class Queue:
         self._hurried |= {file.name: file for file in files if file.name in self.files}
 
     def step_soon(self) -> None:
-        """While rows decode: look after the file in flight, then begin the next that is in a hurry."""
-        if not self.settle(wait_s=0.0) or time.monotonic() < self.rests_until:
-            return
-        while self._hurried:
+        """While rows decode: look after the files in flight, then begin those that are in a hurry, as
+        many as the rate allows."""
+        self.settle(wait_s=0.0)
+        while self._hurried and len(self._flights) < FLIGHTS:
+            if (now := time.monotonic()) < self.rests_until:
+                return
             file = self._hurried.pop(next(iter(self._hurried)))
             if self.files.get(file.name) is file and file.state == "pending":
-                self.rests_until = time.monotonic() + file.size / self.rate
+                self.rests_until = max(now - BURST_S, self.rests_until) + file.size / self.rate
                 self._start(file, soon=True)
-                return
 
     def step(self) -> bool:
         """Look after the file in flight, or begin the next; True if more is left."""
-        if self._flight is not None and not self.settle(wait_s=0.0):
+        if not self.settle(wait_s=0.0):
             return True
         file = next(iter(self.files.values()), None)
         if file is None:
@@ -125,18 +130,21 @@ class Queue:
             file.state = "pending"
             raise
         file.size = size
-        self._flight = file, future
+        self._flights.append((file, future))
 
     def settle(self, wait_s: float) -> bool:
-        """True once no write is in flight."""
-        if self._flight is None:
-            return True
-        file, future = self._flight
-        try:
-            error = future.exception(wait_s)
-        except TimeoutError:
-            return False
-        self._flight = None
+        """True once no write is in flight; `wait_s` for each."""
+        while self._flights:
+            file, future = self._flights[0]
+            try:
+                error = future.exception(wait_s)
+            except TimeoutError:
+                return False
+            self._flights.popleft()
+            self._landed(file, error)
+        return True
+
+    def _landed(self, file: File, error: BaseException | None) -> None:
         if error is not None:
             file.state = "pending"
             self.failed(file, error)
@@ -147,7 +155,6 @@ class Queue:
             self.written_bytes += file.size
         else:
             self._forget(file)
-        return True
 
     def _forget(self, file: File) -> None:
         """It was given up while it was written; another one of its name may wait or be stored."""
