@@ -31,6 +31,8 @@ enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 };
 #define MIX(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #endif
 typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
+typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int eight_ints __attribute__((vector_size(32), aligned(4), may_alias));
 
 /* C[m,n] = alpha * A[m,k] * (B[n,k]^T or B[k,n]) + beta * C, row-major, leading dimensions in floats. */
 typedef struct {
@@ -51,6 +53,15 @@ typedef struct {
   int first, last;
 } Panel;
 
+/* How a vector of `size` numbers lies in a row of octets: codes of `bits` bits end to end, the lowest
+ * first, to a whole float; then, as floats, a scale for each `group` of numbers and perhaps a bias.
+ * A code stands for itself or, with `levels`, for one of these. */
+typedef struct {
+  int bits, biased;
+  long size, group;
+  const float *levels;
+} Codes;
+
 typedef struct {
   const char *name;
   int lanes, rows; /* floats a vector, most rows a tile */
@@ -58,6 +69,7 @@ typedef struct {
   void (*pack)(int rows, int of, long k, const float *from, long ld, float *to);
   void (*panel)(int rows, const Panel *w);
   float (*soften)(long k, float scale, const float *from, float *to);
+  void (*spell)(const Codes *w, long rows, const float *from, long ld, float *to, long step);
 } Kernels;
 
 #if defined(__x86_64__)
@@ -319,6 +331,21 @@ static void by_rows(const Product *g, float scale) {
     attend(g, scale, g->m * t / tiles, (int)(g->m * (t + 1) / tiles - g->m * t / tiles));
 }
 
+/* C = the vectors that the rows of A stand for, whose bytes are codes. B says how: bits, group, how many
+ * levels follow (none: codes are numbers, and there are biases), and these. */
+static void spell_out(const Product *g) {
+  const int levels = (int)g->b[2];
+  const Codes w = {(int)g->b[0], !levels, g->n, (long)g->b[1], levels ? g->b + 3 : NULL};
+  const int threads = g->m * g->n > 32768 ? state.threads : 1;
+#ifdef _OPENMP
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+#endif
+  for (int t = 0; t < threads; t++) {
+    const long from = g->m * t / threads, stop = g->m * (t + 1) / threads;
+    in_use()->spell(&w, stop - from, g->a + from * g->lda, g->lda, g->c + from * g->ldc, g->ldc);
+  }
+}
+
 /* The transpose of `rows` x `cols` floats; to be freed. */
 static float *transpose(long rows, long cols, const float *from, long ld) {
   float *to = malloc((rows * cols + 1) * sizeof(float));
@@ -330,12 +357,13 @@ static float *transpose(long rows, long cols, const float *from, long ld) {
 
 /* `at`: A comes as its transpose, [k,m]; `bt`: B comes as its transpose, [n,k]. */
 static void product(Product g, int at, int bt) {
-  const int softmax = isnan(g.alpha);
+  const int softmax = isnan(g.alpha) && g.beta > 0, codes = isnan(g.alpha) && !softmax;
   float *a = NULL, *b = NULL;
   if (at) g.a = a = transpose(g.k, g.m, g.a, g.lda), g.lda = g.k;
-  if (softmax && bt) g.b = b = transpose(g.n, g.k, g.b, g.ldb), g.ldb = g.n;
-  if (!softmax && g.n == 1 && g.ldb == 1) bt = 1, g.ldb = g.k; /* one key: MLX may call its row a column */
+  if ((softmax || codes) && bt) g.b = b = transpose(g.n, g.k, g.b, g.ldb), g.ldb = g.n;
+  if (!softmax && !codes && g.n == 1 && g.ldb == 1) bt = 1, g.ldb = g.k; /* one key: MLX may call its row a column */
   if (softmax) by_rows(&g, g.beta);
+  else if (codes) spell_out(&g);
   else if (bt && g.m > NARROW_ROWS && g.n * g.k > SMALL) by_blocks(&g);
   else by_strips(&g, bt);
   free(a), free(b);
@@ -361,7 +389,8 @@ PLAIN_LOOPS(plain_d, double)
 PLAIN_LOOPS(plain_c, float complex)
 
 /* MLX has no door for kernels of others on a Linux CPU, but it passes `alpha` and `beta` of mx.addmm on to
- * here. Nobody wants a product times NaN, so alpha = NaN asks for softmax(beta A) B instead. */
+ * here. Nobody wants a product times NaN, so alpha = NaN asks for softmax(beta A) B instead or, with beta = -1, for
+ * the vectors that A holds as codes. */
 void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda,
                  const float *b, int ldb, float beta, float *c, int ldc) {
   if (order == ROW_MAJOR && (isnan(alpha) || !(state.forward && state.sgemm && m > NARROW_ROWS))) {

@@ -169,6 +169,45 @@ TARGET static float FN(soften)(long k, float scale, const float *from, float *to
   return FN(fold)(sum);
 }
 
+/* A row of codes of so many bits as numbers. Eight at a time; beyond the codes there are four bytes or more,
+ * so a load may take in some of them. */
+INLINE TARGET static void FN(spell_row)(const int bits, const Codes *w, const unsigned char *from, float *to) {
+  const long groups = w->size / w->group;
+  const float *scales = (const float *)from + (w->size * bits + 31) / 32;
+  const eight_ints steps = bits <= 4 ? (eight_ints){0, 1, 2, 3, 4, 5, 6, 7} : (eight_ints){0, 1, 2, 3, 0, 1, 2, 3};
+  for (long g = 0; g < groups; g++) {
+    const float scale = scales[g], bias = w->biased ? scales[groups + g] : 0;
+    if (bits == 8) {
+      if (w->levels) for (long e = 0; e < w->group; e++) to[e] = w->levels[from[e]] * scale;
+      else for (long e = 0; e < w->group; e++) to[e] = from[e] * scale + bias;
+      from += w->group, to += w->group;
+      continue;
+    }
+    for (long e = 0; e < w->group; e += 8, from += bits, to += 8) {
+      unsigned low, high;
+      memcpy(&low, from, sizeof low);
+      memcpy(&high, from + bits / 2, sizeof high);
+      const int a = (int)low, b = bits <= 4 ? a : (int)(high >> bits * 4 % 8);
+      const eight_ints code = ((eight_ints){a, a, a, a, b, b, b, b} >> steps * bits) & ((1 << bits) - 1);
+      eight x;
+      if (w->levels)
+        UNROLL for (int j = 0; j < 8; j++) x[j] = w->levels[code[j]];
+      else
+        x = __builtin_convertvector(code, eight);
+      *(eight *)to = x * scale + bias;
+    }
+  }
+}
+
+TARGET static void FN(spell)(const Codes *w, long rows, const float *from, long ld, float *to, long step) {
+#define SPELL(BITS)                                                                                \
+  case BITS:                                                                                       \
+    for (long r = 0; r < rows; r++)                                                                \
+      FN(spell_row)(BITS, w, (const unsigned char *)(from + r * ld), to + r * step);               \
+    break;
+  switch (w->bits) { SPELL(1) SPELL(2) SPELL(3) SPELL(4) SPELL(5) SPELL(6) SPELL(7) SPELL(8) }
+}
+
 /* A tile of `rows` known to the compiler, so that its accumulators stay in registers. */
 #define CASE(R, CALL) case R: if (R <= MAXM) CALL(R); break;
 #define CASES(CALL) \
@@ -196,7 +235,7 @@ TARGET static void FN(panel)(int rows, const Panel *w) {
 }
 
 static const Kernels FN(kernels) = {LABEL, LANES, MAXM, FN(dot), FN(sum), FN(pack), FN(panel),
-                                   FN(soften)};
+                                   FN(soften), FN(spell)};
 
 #undef LANES
 #undef MAXM
@@ -211,3 +250,4 @@ static const Kernels FN(kernels) = {LABEL, LANES, MAXM, FN(dot), FN(sum), FN(pac
 #undef SUM4
 #undef SUM1
 #undef PANEL
+#undef SPELL

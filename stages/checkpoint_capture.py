@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from pipeline.types import Batch, Sequence, Target, Tier
-from stages.rows.state import cuttable_later
+from pipeline.types import Batch, Rows, Sequence, Target, Tier
 
 
 class CheckpointCapture:
@@ -40,18 +39,18 @@ class CheckpointCapture:
         if not self.tiers:
             return
         for row, sequence in enumerate(batch.sequences):
-            length = self._due(sequence)
+            length = self._due(batch.rows, sequence)
             if length >= self.min_tokens and length > sequence.captured_len:
                 self._try(batch, row, sequence, length)
 
-    def _due(self, sequence: Sequence) -> int:
+    def _due(self, rows: Rows, sequence: Sequence) -> int:
         """How many of the row's tokens to publish now; 0: none."""
         processed = len(sequence.processed_ids)
         if sequence.cancelled or sequence.error:
             return 0
         if sequence.finish_reason is not None:
             return processed
-        if not cuttable_later(self.target.specs):
+        if not rows.cuttable_later(sequence.boundary):
             return processed if processed == sequence.snapshot_len else 0
         # the end of the row will be published and can be cut: only much that is new is worth a copy now
         much = sequence.boundary - sequence.cached_len >= self.min_tokens
@@ -66,7 +65,8 @@ class CheckpointCapture:
 
     def _publish(self, batch: Batch, row: int, sequence: Sequence, length: int) -> None:
         tokens, tier = sequence.processed_ids[:length], self.tiers[0]
-        start = min(tier.covered(tokens, sequence.namespace), len(tokens) - 1)
+        kind = batch.rows.reusable_from(row, length)
+        start = min(tier.covered(tokens, sequence.namespace, kind), len(tokens) - 1)
         state = batch.rows.capture(row, tokens, sequence.namespace, start)
         whole = length == len(sequence.processed_ids)
         attachment = batch.draft_rows.capture(row) if whole else None

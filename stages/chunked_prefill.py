@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from pipeline.types import Attachment, Batch, Drafter, Sequence, State, Target, Tier
+from pipeline.types import Attachment, Batch, Drafter, Rows, Sequence, State, Target, Tier
 from stages.prompt_scores import score_chunk
-from stages.rows.state import cuttable_later
 from stages.scores import Scores, WindowScores
 from stages.verify import look
 
@@ -66,7 +65,8 @@ class ChunkedPrefill:
         if batch.rows.size == 0:
             self._populate(batch)
         goals = [self._goal(sequence) for sequence in batch.sequences]
-        width = min(map(self._next_width, batch.sequences, goals))
+        pairs = zip(batch.sequences, goals, strict=True)
+        width = min(self._next_width(batch.rows, *pair) for pair in pairs)
         room = min(self.chunk, batch.allowance or self.chunk)
         width = min(width, max(1, room // len(batch.sequences)))
         if width:
@@ -92,15 +92,16 @@ class ChunkedPrefill:
         asked = sequence.request.prefill_chunk
         return asked or self.target.prefill_chunk(len(sequence.prompt_ids)) or self.chunk
 
-    def _next_width(self, sequence: Sequence, goal: list[int]) -> int:
+    def _next_width(self, rows: Rows, sequence: Sequence, goal: list[int]) -> int:
         done, chunk = len(sequence.processed_ids), self._chunk(sequence)
-        sequence.snapshot_len = self._next_snapshot(sequence, done)
+        sequence.snapshot_len = self._next_snapshot(rows, sequence, done)
         snapshot = sequence.snapshot_len - done
         return min(chunk, len(goal) - done, snapshot if snapshot > 0 else chunk)
 
-    def _next_snapshot(self, sequence: Sequence, done: int) -> int:
+    def _next_snapshot(self, rows: Rows, sequence: Sequence, done: int) -> int:
         """Where the next state is due that could not be cut out of a later one; 0: nowhere."""
-        if cuttable_later(self.target.specs) or not self.tiers or done >= sequence.boundary:
+        later = rows.cuttable_later(sequence.boundary)
+        if later or not self.tiers or done >= sequence.boundary:
             return 0
         return min(sequence.boundary, (done // self.snapshot_tokens + 1) * self.snapshot_tokens)
 

@@ -149,10 +149,11 @@ class Spill:
         if self._dirty and now >= self._retry_at:
             self._dirty = dict.fromkeys(self._dirty, "waiting")
             self._retry_at, self._retry_s = now + self._retry_s, min(2 * self._retry_s, RETRY_S[1])
+        waits = [max(0.0, self._retry_at - now)] if self._dirty else []
         if self.idle_s is not None and self.fast is not None:
-            self.again_s = self.fast.demote(self.idle_s)
-        if self._dirty and self.again_s is None:
-            self.again_s = max(0.0, self._retry_at - now)
+            due = self.fast.demote(self.idle_s)
+            waits += [] if due is None else [due]
+        self.again_s = min(waits, default=None)
 
     def _waiting(self) -> Key | None:
         return next((key for key, stage in self._dirty.items() if stage == "waiting"), None)

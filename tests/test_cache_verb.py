@@ -139,9 +139,23 @@ def test_a_flush_over_http_tells_the_truth(tmp_path):
         assert (status, report["durable"]) == (200, True), "what failed stayed dirty"
 
 
-def flush(url):
+def test_a_session_is_closed_over_http():
+    with serving("tier=ram") as engine, serve_in_thread(engine, ServerSettings(port=0)) as url:
+        engine.generate(prompt_ids(40), max_tokens=4, session_id="a/b c")
+        assert engine.stats()["tiers"]["ram"]["sessions"] == 1
+        for name in ("a/b%20c", "unknown"):
+            assert send(url, "DELETE", f"/v1/sessions/{name}").status == 204
+        engine.generate(prompt_ids(40, seed=3), max_tokens=4, session_id="other")
+        assert engine.stats()["tiers"]["ram"]["sessions"] == 1
+
+
+def send(url, method, path):
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
-    connection.request("POST", "/admin/cache/flush")
-    reply = connection.getresponse()
+    connection.request(method, path)
+    return connection.getresponse()
+
+
+def flush(url):
+    reply = send(url, "POST", "/admin/cache/flush")
     return reply.status, json.load(reply)

@@ -96,6 +96,17 @@ def test_head_of_hidden_is_the_model(family):
     assert mx.array_equal(split.head(hidden), model(tokens, cache=make_prompt_cache(model)))
 
 
+def test_padding_behind_the_last_learned_position_reads_the_last_one():
+    from stages.models.loading.fronts import make_ragged
+
+    model = model_of("gpt2", HEADS["gpt2"])
+    make_ragged(SplitModel(model))
+    table = model.model.wpe
+    assert mx.array_equal(
+        table(mx.array([[62, 63, 64, 9999]])), table.weight[None, mx.array([62, 63, 63, 63])]
+    )
+
+
 def test_a_model_that_cannot_be_cut_is_named():
     from mlx_lm.models.cache import make_prompt_cache
 

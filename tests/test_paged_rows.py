@@ -232,6 +232,25 @@ def test_rows_from_one_state_share_its_blocks_and_copy_the_one_they_write_to():
     assert (pool.used, batch.nbytes()) == (0, 0)
 
 
+def test_a_block_that_an_open_round_may_read_is_not_given_out():
+    """A row leaves a shared block to its state, the state is dropped, another batch wants a block: what
+    was begun before reads the old one. Rounds that overlap without end hold nothing for ever."""
+    pool = Pool(BLOCK)
+    ended, ahead, block = pool.begin(), pool.begin(), pool.new()
+    pool.drop([block])
+    pool.end(ended)
+    assert pool.used == 0 and pool.new() != block
+    later = pool.begin()
+    pool.end(ahead)
+    assert pool.new() == block
+    pool.end(later)
+    for _ in range(20):
+        pool.drop([pool.new()])
+        ahead, ended = pool.begin(), ahead
+        pool.end(ended)
+    assert len(pool.refs) <= 6
+
+
 def test_a_window_gives_blocks_back():
     rows = Checked([SLIDING])
     rows.join(0)

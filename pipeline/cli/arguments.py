@@ -17,7 +17,7 @@ VERBS = {
     "graph": "draw the pipeline: phases, stages, fields on the arrows",
     "generate": "answer one prompt, without HTTP",
     "serve": "serve a recipe over an OpenAI-compatible HTTP API",
-    "cache": "look at, check, collect or flush the saved states on disk",
+    "cache": "look at, check, collect, flush or compute ahead the saved states on disk",
     "doctor": "which device and BLAS are in use, and how fast they are",
     "demo": "graph, server, one streamed answer, and where the time went",
     "quality": "what a KV policy costs in quality: KL, top-1 agreement and perplexity against native",

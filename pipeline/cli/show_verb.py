@@ -63,6 +63,8 @@ def describe_coverage(kv: Mapping[str, Any]) -> str:
         ),
         f"  {kv['bytes_per_token']:,.0f} bytes a token, slack apart",
     ]
+    if early := kv.get("early_bytes_per_token"):
+        lines.append(f"  {early:,.0f} more for a token of a row that has not passed kv.start yet")
     return "\n".join(lines)
 
 

@@ -105,6 +105,7 @@ class Chunks:
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
+            "resumed_tokens": sum(usage.resumed_tokens for usage in usages),
         }
         if thought := sum(voice.reasoning_tokens for voice in self.voices):
             usage["completion_tokens_details"] = {"reasoning_tokens": thought}

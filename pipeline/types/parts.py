@@ -176,6 +176,12 @@ class Rows(Protocol):
         """An owned, evaluated, compact state of the row's first len(tokens) tokens, whose segments
         begin at `start` (the tier already holds the rest)."""
 
+    def reusable_from(self, row: int, length: int) -> int:
+        """`State.min_reuse` of a capture of the row's first `length` tokens."""
+
+    def cuttable_later(self, length: int) -> bool:
+        """Whether a state of `length` tokens can still be had, of any row, once it has gone on."""
+
     def donor(self, layer: int) -> tuple[Any, Any, Seq[int]] | None:
         """For drafters that attend to the target's own keys: keys and values (B, H, T, D) of an
         attention layer in temporal order, spelled out, and the position of each row's first slot;

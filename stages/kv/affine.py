@@ -8,7 +8,6 @@ from typing import Any
 from pipeline.types import Target
 from stages.kv.coded import Coded, Pair, all_coded, checked
 from stages.kv.scheme import Scheme
-from stages.rows.grid import Grid
 
 
 class Affine(Coded):
@@ -17,10 +16,15 @@ class Affine(Coded):
     `group_size` numbers of a head share a scale and a bias; it must divide the model's head sizes.
     """
 
-    def __init__(self, *, bits: int = 8, group_size: int = 64):
+    def __init__(self, *, bits: int = 8, group_size: int = 64, start: int = 0):
+        super().__init__(start)
         self.scheme = checked(Scheme("bits", bits, group_size))
-        self.grid = Grid(bits, group_size)
-        self.identity: Mapping[str, Any] = {"kv": "affine", "bits": bits, "group_size": group_size}
+        self.identity: Mapping[str, Any] = {
+            "kv": "affine",
+            "bits": bits,
+            "group_size": group_size,
+            "start": start,
+        }
 
     def pairs(self, target: Target) -> Mapping[int, Pair]:
         return all_coded(target, self.scheme, self.scheme)

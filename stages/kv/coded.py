@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from pipeline.errors import OpenError
-from pipeline.types import Rows, Target
+from pipeline.errors import OpenError, at_least
+from pipeline.types import LayerSpec, Rows, Target
 from stages.kv.native import refuse_unknown
 from stages.kv.scheme import Scheme
 from stages.kv.shapes import Shape, coverage, native_bytes, shape_of
+from stages.rows.codes import Codec
+from stages.rows.delayed import DelayedLayout
 from stages.rows.layouts import LAYOUTS
 from stages.rows.quantized import QuantizedLayout
 from stages.rows.rows import LayeredRows
@@ -21,9 +23,15 @@ Pair = tuple[Scheme, Scheme]  # of keys, of values
 
 class Coded:
     """Each token is coded by itself as it arrives; `pairs` says which layers, and how. Others are
-    kept as the model computes them."""
+    kept as the model computes them.
+
+    `start`: queries from this position on read codes, earlier ones what the model computed, which a
+    row keeps beside the codes until it has passed `start`."""
 
     can = frozenset({"rewind", "batch", "snapshot", "speculate", "donor"})
+
+    def __init__(self, start: int = 0):
+        self.start = at_least("start", start, 0)
 
     def pairs(self, target: Target) -> Mapping[int, Pair]:
         """Layer -> how its keys and values are coded. OpenError where they cannot."""
@@ -39,20 +47,18 @@ class Coded:
         refuse_unknown(target)
         pairs = self.refuse(target)
         codec = cache(Scheme.codec)  # layers of one kind share rotations and codebooks
-        layouts = []
-        for index, spec in enumerate(target.specs):
-            if index not in pairs:
-                layouts.append(LAYOUTS[spec.kind](spec, max_width))
-                continue
-            (keys, values), shape = pairs[index], shape_of(spec)
-            codecs = codec(keys, shape.key_size), codec(values, shape.value_size)
-            layouts.append(QuantizedLayout(spec, max_width, *codecs))
+        layouts = [
+            coded_layout(spec, max_width, pairs[index], codec, self.start)
+            if index in pairs
+            else LAYOUTS[spec.kind](spec, max_width)
+            for index, spec in enumerate(target.specs)
+        ]
         return LayeredRows(layouts, target.specs, max_width)
 
     def refuse(self, target: Target) -> Mapping[int, Pair]:
         """`pairs`; OpenError where heads cannot be coded so."""
         pairs = self.pairs(target)
-        refuse_misfits(target, pairs)
+        refuse_misfits(target, pairs, asks=self.start > 0)
         return pairs
 
     def bytes_per_token(self, target: Target) -> float:
@@ -62,8 +68,27 @@ class Coded:
             for index, spec in enumerate(target.specs)
         )
 
+    def early_bytes_per_token(self, target: Target) -> float:
+        """What a token takes besides, as long as its row has not passed `start`."""
+        early = self.pairs(target) if self.start else ()
+        return sum(native_bytes(target.specs[index]) for index in early)
+
     def coverage(self, target: Target) -> Mapping[str, Any]:
-        return coverage(target, self.pairs(target), self.bytes_per_token(target))
+        told = coverage(target, self.pairs(target), self.bytes_per_token(target))
+        early = {"early_bytes_per_token": self.early_bytes_per_token(target)}
+        return {**told, **(early if self.start else {})}
+
+
+def coded_layout(
+    spec: LayerSpec, max_width: int, pair: Pair, codec: Callable[..., Codec], start: int = 0
+) -> QuantizedLayout:
+    """`codec` makes one of a scheme, a size and a type (`Scheme.codec`)."""
+    (keys, values), shape = pair, shape_of(spec)
+    of_keys = codec(keys, shape.key_size, shape.dtype)
+    of_values = codec(values, shape.value_size, shape.dtype)
+    if start:
+        return DelayedLayout(spec, max_width, of_keys, of_values, start)
+    return QuantizedLayout(spec, max_width, of_keys, of_values)
 
 
 def coded_bytes(shape: Shape, keys: Scheme, values: Scheme) -> float:
@@ -84,9 +109,9 @@ def checked(scheme: Scheme) -> Scheme:
     return scheme
 
 
-def refuse_misfits(target: Target, pairs: Mapping[int, Pair]) -> None:
-    """OpenError naming the layers whose heads cannot be coded, or a model whose attention is computed
-    by code of its own."""
+def refuse_misfits(target: Target, pairs: Mapping[int, Pair], asks: bool) -> None:
+    """OpenError naming the layers whose heads cannot be coded, or a model whose attention is code of
+    its own although the policy must be asked: to turn vectors, or (`asks`) to choose among them."""
     bad: dict[str, list[int]] = {}
     for layer, (keys, values) in pairs.items():
         shape = shape_of(target.specs[layer])
@@ -96,8 +121,9 @@ def refuse_misfits(target: Target, pairs: Mapping[int, Pair]) -> None:
     if bad:
         said = "; ".join(f"{why}, in layers {sorted(set(layers))}" for why, layers in bad.items())
         raise OpenError(f"kv: {target.name}: {said}. Choose another group_size or kv=native.")
-    if pairs and "attend" not in target.can:
+    turned = any(scheme.rotation for pair in pairs.values() for scheme in pair)
+    if (turned or asks) and "attend" not in target.can:
         raise OpenError(
-            f"kv: {target.name} computes attention by code of its own, which reads plain keys "
-            f"and values only. Use kv=native."
+            f"kv: {target.name} computes attention by code of its own, which reads plain keys and "
+            f"values only. Use a policy without rotation, and start=0: kv8, kv4, per_layer, native."
         )

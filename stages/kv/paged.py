@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any, Literal
 
 from pipeline.errors import at_least
 from pipeline.types import LayerSpec, Rows, Target
 from stages.kv.affine import Affine
-from stages.kv.coded import CODED
+from stages.kv.coded import CODED, coded_layout
 from stages.kv.native import Native, refuse_unknown
+from stages.kv.scheme import Scheme
 from stages.kv.shapes import KEPT, coverage
 from stages.rows.attention import AttentionLayout
 from stages.rows.blocks import Pool
 from stages.rows.paged import paged_rows
-from stages.rows.quantized import QuantizedLayout
 
 
 class Paged:
@@ -55,9 +56,12 @@ class Paged:
 
     def rows(self, target: Target, max_width: int) -> Rows:
         refuse_unknown(target)
+        coder: Callable[[LayerSpec, int], AttentionLayout] = AttentionLayout
         if isinstance(self.stored, Affine):
             self.stored.refuse(target)
-        return paged_rows(target.specs, max_width, self.pools(target), self._coder)
+            pair = (self.stored.scheme,) * 2
+            coder = partial(coded_layout, pair=pair, codec=cache(Scheme.codec))
+        return paged_rows(target.specs, max_width, self.pools(target), coder)
 
     def pools(self, target: Target) -> dict[int, Pool]:
         """By window; full layers have window 0."""
@@ -65,11 +69,6 @@ class Paged:
             windows = {spec.window for spec in target.specs if spec.kind in CODED}
             self._pools[target] = {window: Pool(self.block_tokens) for window in windows}
         return self._pools[target]
-
-    def _coder(self, spec: LayerSpec, max_width: int) -> AttentionLayout:
-        if isinstance(self.stored, Affine):
-            return QuantizedLayout(spec, max_width, self.stored.grid, self.stored.grid)
-        return AttentionLayout(spec, max_width)
 
     def bytes_per_token(self, target: Target) -> float:
         """Of a token that nobody shares, in a full block."""

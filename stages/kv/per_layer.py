@@ -25,17 +25,19 @@ class PerLayer(Coded):
     `layer_idx` counts the layers that keep state, in the model's order (as the published format's
     servers look it up); a layer that keeps several states has one number."""
 
-    def __init__(self, *, map: str):
+    def __init__(self, *, map: str, start: int = 0):
+        super().__init__(start)
         self.map = map
         self.entries: dict[int, Pair] = {}
-        self.identity: Mapping[str, Any] = {"kv": "per_layer", "map": map}
+        self.identity: Mapping[str, Any] = {"kv": "per_layer", "map": map, "start": start}
 
     def open(self) -> None:
         shipped = MAPS / f"{self.map}.json"
         place = shipped if shipped.is_file() else Path(self.map).expanduser()
         listed = _read(place)
         self.entries = _entries(f"kv.map: {place}", listed)
-        self.identity = {"kv": "per_layer", "layers": sorted(map(_canonical, listed))}
+        layers = sorted(map(_canonical, listed))
+        self.identity = {"kv": "per_layer", "layers": layers, "start": self.start}
 
     def pairs(self, target: Target) -> Mapping[int, Pair]:
         places = list(numbered(target.specs))

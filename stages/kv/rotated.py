@@ -14,7 +14,8 @@ from stages.rows.turned import SEED
 class Rotated(Coded):
     """`kv8` and `kv4` behind a randomized Hadamard transform of every head."""
 
-    def __init__(self, *, k_bits: int = 4, v_bits: int = 4, group_size: int = 64):
+    def __init__(self, *, k_bits: int = 4, v_bits: int = 4, group_size: int = 64, start: int = 0):
+        super().__init__(start)
         self.keys = checked(Scheme("k_bits", k_bits, group_size, rotation="hadamard"))
         self.values = checked(Scheme("v_bits", v_bits, group_size, rotation="hadamard"))
         self.identity: Mapping[str, Any] = {
@@ -23,6 +24,7 @@ class Rotated(Coded):
             "v_bits": v_bits,
             "group_size": group_size,
             "seed": SEED,
+            "start": start,
         }
 
     def pairs(self, target: Target) -> Mapping[int, Pair]:

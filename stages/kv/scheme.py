@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import mlx.core as mx
+
+from stages.rows.codes import Codec, row_words
 from stages.rows.grid import GROUPS, KERNELS, Grid
 from stages.rows.levels import BITS, Levels
-from stages.rows.products import Codec
 from stages.rows.turned import Kind, Turned, hadamard_takes
 
 
@@ -41,13 +43,13 @@ class Scheme:
 
     def vector_bytes(self, size: int, item_bytes: int) -> float:
         """Bytes of one stored vector; a scale (and a bias, of affine codes) takes `item_bytes`."""
-        scales = size / (self.group or size) * (1 if self.levels else 2)
-        return size * self.bits / 8 + scales * item_bytes
+        scales = size // (self.group or size) * (1 if self.levels else 2)
+        return 4.0 * row_words(self.bits, size, scales, item_bytes)
 
-    def codec(self, size: int) -> Codec:
-        """For vectors of this size."""
-        group = self.group or size
-        inner: Codec = Levels(self.bits, group) if self.levels else Grid(self.bits, group)
+    def codec(self, size: int, dtype: mx.Dtype) -> Codec:
+        """For vectors of `size` numbers of that type."""
+        made = Levels if self.levels else Grid
+        inner: Codec = made(self.bits, self.group or size, size, dtype)
         return Turned(inner, self.rotation, size) if self.rotation else inner
 
 

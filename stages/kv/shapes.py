@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import mlx.core as mx
+
 from pipeline.types import LayerSpec, Target
 from stages.rows.state import is_exact
 
@@ -25,7 +27,11 @@ class Shape:
     heads: int
     key_size: int
     value_size: int
-    item_bytes: int  # of a number as the model computes it
+    dtype: mx.Dtype  # of a number as the model computes it
+
+    @property
+    def item_bytes(self) -> int:
+        return int(self.dtype.size)
 
 
 def shape_of(spec: LayerSpec) -> Shape:
@@ -34,7 +40,7 @@ def shape_of(spec: LayerSpec) -> Shape:
     (heads, key_size), (_, value_size) = (
         map(int, part.split("x")) for part in (sizes.split("+") * 2)[:2]
     )
-    return Shape(heads, key_size, value_size, 4 if dtype == "float32" else 2)
+    return Shape(heads, key_size, value_size, getattr(mx, dtype))
 
 
 def native_bytes(spec: LayerSpec) -> float:

@@ -29,7 +29,9 @@ class TurboQuant(Coded):
         k_bits: int = 8,
         v_bits: int = 3,
         rotation: Kind = "hadamard",
+        start: int = 0,
     ):
+        super().__init__(start)
         whole = keys == "rotated"
         group, turn = (None, rotation) if whole else (GROUP, None)
         self.keys = checked(Scheme("k_bits", k_bits, group, levels=whole, rotation=turn))
@@ -41,6 +43,7 @@ class TurboQuant(Coded):
             "v_bits": v_bits,
             "rotation": rotation,
             "seed": SEED,
+            "start": start,
         }
 
     def pairs(self, target: Target) -> Mapping[int, Pair]:

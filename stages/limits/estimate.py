@@ -34,6 +34,8 @@ class Estimate:
         self.target, self.kv, self.depth = target, kv, depth
         self.drafter, self.draft_model = drafter, draft_model
         self.block = int(getattr(kv, "block_tokens", 0))
+        start = int(getattr(kv, "start", 0))
+        self.early = capacity(start + depth.max + 1) + SLACK if start else 0  # tokens kept twice
 
     @property
     def weights(self) -> int:
@@ -53,6 +55,7 @@ class Estimate:
         for window in {spec.window for spec in self.target.specs}:
             most = window + width + SLACK if window else math.inf
             held += self._token_bytes(window) * min(whole, most)
+            held += self._early_bytes(window) * min(whole, most, self.early)
         return math.ceil(held + sum(_fixed(spec, width) for spec in self.target.specs))
 
     def rows(self, lengths: Seq[int]) -> int:
@@ -76,14 +79,21 @@ class Estimate:
         }
 
     def _token_bytes(self, window: int) -> float:
-        """Bytes a token takes in the layers with this window: what the policy asks for a model in which
-        the others have no heads."""
+        """Bytes a token takes in the layers with this window."""
+        return self.kv.bytes_per_token(self._only(window))
+
+    def _early_bytes(self, window: int) -> float:
+        """What a token takes there besides, before a policy's `start`."""
+        asked = getattr(self.kv, "early_bytes_per_token", None)
+        return asked(self._only(window)) if asked else 0.0
+
+    def _only(self, window: int) -> Any:
+        """A model in which layers with another window have no heads."""
         specs = tuple(
             spec if spec.window == window or is_exact(spec) else _headless(spec)
             for spec in self.target.specs
         )
-        view: Any = _View(self.target, specs)
-        return self.kv.bytes_per_token(view)
+        return _View(self.target, specs)
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,6 +29,7 @@ class AttentionLayout:
     """
 
     names: tuple[str, ...] = ("keys", "values")
+    coded_from = 0  # states of fewer tokens hold something that longer ones do not
 
     def __init__(self, spec: LayerSpec, max_width: int):
         self.window = spec.window
@@ -130,13 +131,23 @@ class AttentionLayout:
     def install(self, built: tuple[Buffers | None, list[int]]) -> None:
         self.buffers, self.starts = built
 
-    def filter(self, keep: Seq[int]) -> None:
+    def filter(self, keep: Seq[int], lengths: Seq[int]) -> None:
+        """Slots that only a row which left had need of go with it."""
         self.starts = [self.starts[row] for row in keep]
         if not keep:
             self.buffers = None
         elif self.buffers is not None:
             index = mx.array(list(keep))
-            self.buffers = tuple(buffer[index] for buffer in self.buffers)
+            slots = capacity(max(n - s for n, s in zip(lengths, self.starts, strict=True)) + 1)
+            self.buffers = tuple(buffer[:, :, :slots][index] for buffer in self.buffers)
+
+    def reusable_from(self, row: int, length: int) -> int:
+        """`State.min_reuse` of what is held of a row's first `length` tokens."""
+        return 0
+
+    def first(self, row: int, length: int) -> int:
+        """Earliest position that is held of them."""
+        return self.starts[row]
 
     def held(self, row: int, first: int, stop: int) -> dict[str, mx.array]:
         """What is stored (H, stop - first, …) of positions [first, stop), by name. Lazy views."""

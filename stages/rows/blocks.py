@@ -66,6 +66,9 @@ class Pool:
         self.planes: dict[Key, Plane] = {}
         self.refs, self.filled, self.low = [1], [0], [0]  # BLANK
         self.copies = 0  # blocks copied because another had written on
+        self._begun = 0  # rounds so far
+        self._open: set[int] = set()  # those whose graphs may still read blocks
+        self._late: deque[tuple[int, int]] = deque()  # rounds begun before, a block dropped since
         self._free: list[int] = []  # a heap: the lowest first, so that the end can be cut off
         self._returned: deque[Seq[int]] = deque()
         self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
@@ -81,7 +84,7 @@ class Pool:
     def used(self) -> int:
         """Blocks that somebody holds."""
         self.settle()
-        return len(self.refs) - 1 - len(self._free)
+        return len(self.refs) - 1 - len(self._free) - len(self._late)
 
     def nbytes(self) -> int:
         """Device memory, free blocks included."""
@@ -110,6 +113,7 @@ class Pool:
         for kept in (self.refs, self.filled, self.low):
             kept[blocks:] = [0] * len(fresh)
         self._free = [block for block in [*self._free, *fresh] if block < blocks]
+        self._late = deque((begun, block) for begun, block in self._late if block < blocks)
         heapq.heapify(self._free)
 
     def plane(self, key: Key, array_BHWS: mx.array, dtype: mx.Dtype) -> Plane:
@@ -149,7 +153,23 @@ class Pool:
         for block in blocks:
             self.refs[block] -= 1
             if not self.refs[block]:
-                heapq.heappush(self._free, block)
+                self._late.append((self._begun, block))
+        self._reclaim()
+
+    def begin(self) -> int:
+        """A round reads blocks from now on: none that it may read is given out until it has ended."""
+        self._begun += 1
+        self._open.add(self._begun)
+        return self._begun
+
+    def end(self, begun: int) -> None:
+        self._open.discard(begun)
+        self._reclaim()
+
+    def _reclaim(self) -> None:
+        oldest = min(self._open, default=self._begun + 1)
+        while self._late and self._late[0][0] < oldest:
+            heapq.heappush(self._free, self._late.popleft()[1])
 
     def enrol(self, holder: Holder) -> None:
         self._holders.add(holder)
@@ -171,7 +191,8 @@ class Pool:
         wrong = {b: (refs, held[b]) for b, refs in enumerate(self.refs) if refs != held[b]}
         assert not wrong, f"block: (counted, held) {wrong}"
         unheld = [block for block, refs in enumerate(self.refs) if not refs]
-        assert sorted(self._free) == unheld, f"free {sorted(self._free)}, not held {unheld}"
+        free = sorted([*self._free, *(block for _, block in self._late)])
+        assert free == unheld, f"free {free}, not held {unheld}"
         for plane in self.planes.values():
             assert len(plane[:]) == len(self.refs), (len(plane[:]), len(self.refs))
             assert not plane[BLANK].any(), "the blank block was written to"

@@ -2,53 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import mlx.core as mx
 
-from stages.rows.products import Packed, by_group, dots, mix
+from stages.rows.codes import Door, Straight, code_words, joined
 
 KERNELS = (2, 3, 4, 5, 6, 8)  # bits
 GROUPS = (32, 64, 128)  # what mx.quantize takes
-SPLIT = (4, 8)  # bits whose codes are whole bytes or halves, and so are quick to take apart
 
 
-@dataclass(frozen=True)
-class Grid:
-    """The `Codec` of `mx.quantize`. Stored: uint32 (B, H, T, D bits / 32), scales and biases
-    (B, H, T, G)."""
+class Grid(Straight):
+    """The `Codec` of `mx.quantize`, for vectors of `size` numbers of type `dtype`."""
 
-    bits: int
-    group: int
+    def __init__(self, bits: int, group: int, size: int, dtype: mx.Dtype):
+        self.bits, self.group, self.dtype = bits, group, dtype
+        self._words = code_words(bits, size)
+        self._door = Door(bits, group, size) if dtype == mx.float32 else None
 
-    names = ("q", "s", "b")
+    def pack(self, x_BHTD: mx.array) -> mx.array:
+        return joined(
+            *mx.quantize(x_BHTD.astype(self.dtype), group_size=self.group, bits=self.bits)
+        )
 
-    def pack(self, x_BHTD: mx.array) -> Packed:
-        return tuple(mx.quantize(x_BHTD, group_size=self.group, bits=self.bits))
-
-    def spell_out(self, packed: Packed) -> mx.array:
-        return mx.dequantize(packed[0], packed[1], packed[2], self.group, self.bits)
-
-    def dots(self, q_BHRD: mx.array, packed: Packed) -> mx.array:
-        words, scales, biases = packed
-        if q_BHRD.dtype != mx.float32:
-            return mx.quantized_matmul(q_BHRD, words, scales, biases, True, self.group, self.bits)
-        return dots(q_BHRD, self._codes(words), scales, biases)
-
-    def mix(self, p_BHRT: mx.array, packed: Packed) -> mx.array:
-        words, scales, biases = packed
-        if p_BHRT.dtype != mx.float32:
-            return mx.quantized_matmul(p_BHRT, words, scales, biases, False, self.group, self.bits)
-        return mix(p_BHRT, self._codes(words), scales, biases)
-
-    def _codes(self, words: mx.array) -> list[mx.array]:
-        """As float32 (B, H, G, T, E): one array, or for 4 bits the even and the odd places."""
-        if self.bits not in SPLIT:
-            ones = mx.ones((*words.shape[:-1], words.shape[-1] * 32 // self.bits // self.group))
-            spelled = mx.dequantize(words, ones, mx.zeros_like(ones), self.group, self.bits)
-            return [by_group(spelled, self.group)]
-        octets = by_group(mx.view(words, mx.uint8), self.group * self.bits // 8)
-        if octets.shape[2] > 1:  # else the product copies four times as many bytes
-            octets = mx.contiguous(octets)
-        parts = [octets] if self.bits == 8 else [octets & 15, octets >> 4]
-        return [part.astype(mx.float32) for part in parts]
+    def spell_out(self, rows_BHTW: mx.array) -> mx.array:
+        if self._door and self._door.is_open:
+            return self._door.spell_out(rows_BHTW)
+        words, kept = rows_BHTW[..., : self._words], rows_BHTW[..., self._words :]
+        scales, biases = mx.split(kept.view(self.dtype), 2, axis=-1)
+        return mx.dequantize(words, scales, biases, self.group, self.bits)

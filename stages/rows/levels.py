@@ -9,49 +9,38 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from stages.rows.bits import BitPacking
 from stages.rows.codebook import levels
-from stages.rows.products import Packed, by_group, dots, mix
+from stages.rows.codes import OCTET, Door, Straight, code_words, joined, pack, unpack
 
 BITS = range(1, 9)
 
 
-class Levels:
-    """A `Codec`. Stored: uint8 (B, H, T, D bits / 8), lengths (B, H, T, G)."""
+class Levels(Straight):
+    """A `Codec` for vectors of `size` numbers of type `dtype`, a multiple of OCTET."""
 
-    names = ("c", "n")
-
-    def __init__(self, bits: int, group: int):
-        self.bits, self.group = bits, group
-        self.packing = BitPacking(bits)
+    def __init__(self, bits: int, group: int, size: int, dtype: mx.Dtype):
+        assert group % OCTET == 0, group
+        self.bits, self.group, self.size, self.dtype = bits, group, size, dtype
         self.levels = levels(bits, group)
-        self.table = self.packing.table(self.levels)
+        self.table = mx.array(self.levels.astype(np.float32))
         self.edges = mx.array(((self.levels[1:] + self.levels[:-1]) / 2).astype(np.float32))
+        self._words = code_words(bits, size)
+        self._door = Door(bits, group, size, self.levels) if dtype == mx.float32 else None
 
-    def pack(self, x_BHTD: mx.array) -> Packed:
+    def pack(self, x_BHTD: mx.array) -> mx.array:
         grouped = mx.unflatten(x_BHTD.astype(mx.float32), -1, (-1, self.group))
         lengths = mx.sqrt(grouped.square().sum(-1, keepdims=True))
-        unit = grouped / mx.maximum(lengths, 1e-30)
-        octets = self.packing.pack(self._nearest(unit)).flatten(-2)
-        return octets, lengths[..., 0].astype(x_BHTD.dtype)
+        codes = self._nearest(grouped / mx.maximum(lengths, 1e-30)).flatten(-2)
+        return joined(pack(codes, self.bits), lengths[..., 0].astype(self.dtype))
 
-    def spell_out(self, packed: Packed) -> mx.array:
-        (codes,), lengths = self._codes(packed[0]), packed[1]
-        spelled = codes * lengths.swapaxes(-1, -2)[..., None].astype(mx.float32)
-        return spelled.swapaxes(2, 3).flatten(-2).astype(lengths.dtype)
-
-    def dots(self, q_BHRD: mx.array, packed: Packed) -> mx.array:
-        scales = packed[1].astype(mx.float32)
-        return dots(q_BHRD.astype(mx.float32), self._codes(packed[0]), scales).astype(q_BHRD.dtype)
-
-    def mix(self, p_BHRT: mx.array, packed: Packed) -> mx.array:
-        scales = packed[1].astype(mx.float32)
-        return mix(p_BHRT.astype(mx.float32), self._codes(packed[0]), scales).astype(p_BHRT.dtype)
-
-    def _codes(self, octets: mx.array) -> list[mx.array]:
-        """The levels, float32 (B, H, G, T, E)."""
-        index = self.packing.indices(by_group(octets, self.group * self.bits // 8))
-        return [self.table[index].flatten(-2)]
+    def spell_out(self, rows_BHTW: mx.array) -> mx.array:
+        if self._door and self._door.is_open:
+            return self._door.spell_out(rows_BHTW)
+        words, kept = rows_BHTW[..., : self._words], rows_BHTW[..., self._words :]
+        lengths = kept.view(self.dtype)[..., : self.size // self.group]
+        spelled = self.table[unpack(words, self.bits, self.size)]
+        grouped = mx.unflatten(spelled, -1, (-1, self.group)) * lengths[..., None]
+        return grouped.flatten(-2).astype(self.dtype)
 
     def _nearest(self, unit: mx.array) -> mx.array:
         """Number of the nearest level, by halving."""

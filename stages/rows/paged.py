@@ -33,6 +33,8 @@ class PagedLayout:
     `coder` says what is stored of keys and values and how that is attended; its buffers stay empty.
     """
 
+    coded_from = 0
+
     def __init__(self, index: int, coder: AttentionLayout, book: Book, leads: bool):
         self.index, self.coder, self.book, self.leads = index, coder, book, leads
         self._frame = Frame((), 0)
@@ -45,11 +47,6 @@ class PagedLayout:
     @property
     def offset(self) -> int | mx.array:
         return self._frame.offset
-
-    @property
-    def attend(self) -> Any:
-        """How the fetched keys and values are attended; None: the model's own way."""
-        return getattr(self.coder, "attend", None)
 
     def make_mask(
         self, width: int, return_array: bool = False, window_size: int | None = None
@@ -124,9 +121,15 @@ class PagedLayout:
         if self.leads:
             self.book.tables += [joining.table for joining in built]
 
-    def filter(self, keep: Seq[int]) -> None:
+    def filter(self, keep: Seq[int], lengths: Seq[int]) -> None:
         if self.leads:
             self.book.filter(keep)
+
+    def reusable_from(self, row: int, length: int) -> int:
+        return 0
+
+    def first(self, row: int, length: int) -> int:
+        return self.starts[row]
 
     def held(self, row: int, first: int, stop: int) -> dict[str, Any]:
         """Tokens [first, stop) by name, without a copy."""

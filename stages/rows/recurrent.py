@@ -145,7 +145,7 @@ class RecurrentLayout:
     def install(self, built: list[mx.array]) -> None:
         self.now = built
 
-    def filter(self, keep: Seq[int]) -> None:
+    def filter(self, keep: Seq[int], lengths: Seq[int]) -> None:
         index = mx.array(list(keep), mx.int32)
         self.now = [array[index] for array in self.now]
 

@@ -24,6 +24,7 @@ class Layout(Protocol):
     """One layer's rows. `begin`, then either `abandon` or `launched` and `kept`, a forward each."""
 
     starts: list[int]  # earliest position each row holds
+    coded_from: int  # states of fewer tokens hold something that longer ones do not
 
     def begin(self, frame: Frame) -> None: ...
     def launched(self) -> None: ...
@@ -33,7 +34,11 @@ class Layout(Protocol):
 
     def build(self, rows: Seq[Mapping[str, Any] | None], firsts: Seq[int], size: int) -> Any: ...
     def install(self, built: Any) -> None: ...
-    def filter(self, keep: Seq[int]) -> None: ...
+    def filter(self, keep: Seq[int], lengths: Seq[int]) -> None:
+        """Only these rows stay, in this order; `lengths` is what they hold."""
+
+    def reusable_from(self, row: int, length: int) -> int: ...
+    def first(self, row: int, length: int) -> int: ...
     def held(self, row: int, first: int, stop: int) -> dict[str, mx.array]: ...
     def arrays(self) -> list[mx.array]: ...
     def check(self, lengths: Seq[int]) -> None: ...
@@ -123,9 +128,9 @@ class LayeredRows:
 
     def filter(self, keep: Seq[int]) -> None:
         assert not self._open, "membership changes only between rounds"
-        for layout in self.layouts:
-            layout.filter(keep)
         self.lengths = [self.lengths[row] for row in keep]
+        for layout in self.layouts:
+            layout.filter(keep, self.lengths)
 
     # --- going back over several rounds, as a drafter's chain must
 
@@ -166,9 +171,11 @@ class LayeredRows:
         assert not self.exact or stop == self.lengths[row], (stop, self.lengths[row])
         layers: list[LayerSlice | None] = []
         for index, (spec, layout) in enumerate(zip(self.specs, self.layouts, strict=True)):
-            first = layout.starts[row] if spec.window else start
-            cut = None if index in self.exact else LayerSlice(first, layout.held(row, first, stop))
-            layers.append(cut)
+            if index in self.exact:
+                layers.append(None)
+                continue
+            first = layout.first(row, stop) if spec.window else start
+            layers.append(LayerSlice(first, layout.held(row, first, stop)))
         payloads = {index: layout.payload(row, stop) for index, layout in self.exact.items()}
         return State(
             tuple(tokens),
@@ -176,7 +183,19 @@ class LayeredRows:
             self.specs,
             (Segment(start, stop, tuple(layers)),),
             {stop: payloads} if payloads else {},
+            min_reuse=self.reusable_from(row, stop),
         )
+
+    def reusable_from(self, row: int, length: int) -> int:
+        return max((layout.reusable_from(row, length) for layout in self._cut()), default=0)
+
+    def cuttable_later(self, length: int) -> bool:
+        delayed = max((layout.coded_from for layout in self._cut()), default=0)
+        return length >= delayed and all(spec.kind == "full" for spec in self.specs)
+
+    def _cut(self) -> list[Layout]:
+        """Layers that can be cut by tokens."""
+        return [layout for index, layout in enumerate(self.layouts) if index not in self.exact]
 
     def donor(self, layer: int) -> tuple[mx.array, mx.array, Seq[int]] | None:
         show = getattr(self.layouts[layer], "donor", None)

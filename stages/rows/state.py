@@ -28,11 +28,6 @@ def is_exact(spec: LayerSpec) -> bool:
     return spec.kind in EXACT
 
 
-def cuttable_later(specs: Seq[LayerSpec]) -> bool:
-    """Whether a state can be cut to any length after the row has gone on beyond it."""
-    return all(spec.kind == "full" for spec in specs)
-
-
 def since(spec: LayerSpec, length: int) -> int:
     """First token that a state of `length` tokens needs in a layer that can be cut. A chunk's tokens
     lie within a window of its size."""

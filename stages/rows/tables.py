@@ -139,6 +139,7 @@ class Plan:
     blocks: Ints  # (B, NB)
     stop: int
     earlier: Plan | None  # a launched round whose inputs are not in blocks yet
+    begun: int  # the pool's number of it
     _indices: dict[int, mx.array] = field(default_factory=dict)
 
     @property
@@ -182,14 +183,16 @@ class Book:
         blocks = np.full((len(self.tables), -(-room // tokens)), BLANK, np.int64)
         for row, table in enumerate(self.tables):
             blocks[row, : len(table.blocks)] = table.blocks
-        self.open.append(Plan(frame, origins, blocks, stop, earlier))
+        self.open.append(Plan(frame, origins, blocks, stop, earlier, self.pool.begin()))
 
     def abandon(self) -> None:
-        self.open.pop()
+        self.pool.end(self.open.pop().begun)
 
     def kept(self, keep: Seq[int]) -> None:
         """The oldest round ends: say where its kept inputs go, and forget what windows have passed."""
-        lengths = self.open.pop(0).frame.lengths
+        ended = self.open.pop(0)
+        self.pool.end(ended.begun)
+        lengths = ended.frame.lengths
         if self.open:
             self.open[0].earlier = None  # it has read what it needs
         self.pool.settle()
@@ -213,7 +216,8 @@ class Book:
         self.pool.trim()
 
     def close(self) -> None:
-        self.open.clear()
+        while self.open:
+            self.abandon()
         self.filter([])
 
     def distinct(self) -> set[int]:

@@ -11,7 +11,7 @@ from typing import Literal
 import mlx.core as mx
 import numpy as np
 
-from stages.rows.products import Codec, Packed, narrow
+from stages.rows.codes import Codec
 
 Kind = Literal["qr", "hadamard"]
 ROUNDS = 2  # of signs and Hadamard: after one, a lone coordinate is still no random direction
@@ -82,25 +82,20 @@ def _paley_symmetric(prime: int) -> np.ndarray:
 class Turned:
     """A `Codec` that turns vectors of `size` numbers and codes them with another."""
 
+    turns = True
+
     def __init__(self, inner: Codec, kind: Kind, size: int, seed: int = SEED):
         self.inner = inner
-        self.turn = mx.array(rotation(kind, size, seed).astype(np.float32))
+        self.matrix = mx.array(rotation(kind, size, seed).astype(np.float32))
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.inner.names
+    def pack(self, x_BHTD: mx.array) -> mx.array:
+        return self.inner.pack(self.turn(x_BHTD))
 
-    def pack(self, x_BHTD: mx.array) -> Packed:
-        return self.inner.pack(self._apply(x_BHTD, self.turn))
+    def spell_out(self, rows_BHTW: mx.array) -> mx.array:
+        return self.inner.spell_out(rows_BHTW)
 
-    def spell_out(self, packed: Packed) -> mx.array:
-        return self._apply(self.inner.spell_out(packed), self.turn.T)
+    def turn(self, x: mx.array) -> mx.array:
+        return (x.astype(mx.float32) @ self.matrix).astype(x.dtype)
 
-    def dots(self, q_BHRD: mx.array, packed: Packed) -> mx.array:
-        return self.inner.dots(self._apply(q_BHRD, self.turn), packed)
-
-    def mix(self, p_BHRT: mx.array, packed: Packed) -> mx.array:
-        return self._apply(self.inner.mix(p_BHRT, packed), self.turn.T)
-
-    def _apply(self, x: mx.array, turn: mx.array) -> mx.array:
-        return narrow(x.astype(mx.float32), turn).astype(x.dtype)
+    def unturn(self, x: mx.array) -> mx.array:
+        return (x.astype(mx.float32) @ self.matrix.T).astype(x.dtype)

@@ -15,6 +15,7 @@ import mlx.nn as nn
 
 from stages.models.loading.split import SplitModel
 
+POSITIONS = "wpe"  # mlx-lm's name of a learned table of them
 LLAMA4, GEMMA2 = "mlx_lm.models.llama4", "mlx_lm.models.gemma2"
 
 
@@ -65,6 +66,15 @@ class _GroupedMask:
         return super().__call__(x, mask, cache)  # type: ignore[misc]
 
 
+class _LearnedPositions:
+    """In front of a table of positions (gpt2, gpt_bigcode): padding behind the last one reads the last
+    one. MLX does not check what it looks up."""
+
+    def __call__(self: Any, positions: mx.array) -> mx.array:
+        last = self.weight.shape[0] - 1
+        return super().__call__(mx.minimum(positions, last))  # type: ignore[misc]
+
+
 def make_ragged(split: SplitModel) -> None:
     """Let these families take rows of unequal length; others are left alone."""
     module = type(split.trunk).__module__
@@ -73,6 +83,8 @@ def make_ragged(split: SplitModel) -> None:
         for layer in split.trunk.layers:
             if not layer.self_attn.use_rope:
                 _put_in_front(_GrowingAttention, layer.self_attn)
+    if hasattr(split.trunk, POSITIONS):
+        _put_in_front(_LearnedPositions, getattr(split.trunk, POSITIONS))
     if module == GEMMA2:
         for layer in split.trunk.layers:
             _put_in_front(_GroupedMask, layer.self_attn)

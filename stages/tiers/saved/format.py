@@ -17,8 +17,9 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,6 +32,7 @@ from stages.tiers.saved.payload import CODES, HostArray
 FORMAT = 1
 MOST_HEADER = 64 << 20  # bytes; a larger one is no header of ours
 BLOCK = 4 << 20  # bytes read or written at a time
+LARGE = 1 << 16  # bytes; checksums of smaller arrays are computed at once
 KINDS = ("run", "boundary", "attachment")
 
 
@@ -110,7 +112,11 @@ def write(file: BinaryIO, header: Header, arrays: Seq[HostArray]) -> Header:
     """Write all of it and make it durable; the header goes last, once the CRCs are known."""
     blank = replace(header, crcs=(0,) * len(arrays))
     file.seek(len(_preamble(blank, arrays)))
-    whole = replace(header, crcs=tuple(_write_array(file, array.data) for array in arrays))
+    with ThreadPoolExecutor(1) as beside:  # checksums cost about what writing does
+        crcs = [_crc_beside(beside, array.data) for array in arrays]
+        for array in arrays:
+            _write_array(file, array.data)
+        whole = replace(header, crcs=tuple(crc() for crc in crcs))
     file.seek(0)
     file.write(_preamble(whole, arrays))
     file.flush()
@@ -118,16 +124,28 @@ def write(file: BinaryIO, header: Header, arrays: Seq[HostArray]) -> Header:
     return whole
 
 
-def _write_array(file: BinaryIO, data: np.ndarray) -> int:
-    """In C order, without copying where its rows are contiguous; the CRC-32 of what was written."""
-    crc = 0
+def _write_array(file: BinaryIO, data: np.ndarray) -> None:
+    """In C order, without copying where its rows are contiguous."""
     for part in _contiguous(data):
         buffer = part.data.cast("B")
         for at in range(0, len(buffer), BLOCK):
-            block = buffer[at : at + BLOCK]
-            crc = zlib.crc32(block, crc)
-            file.write(block)
+            file.write(buffer[at : at + BLOCK])
+
+
+def _crc(data: np.ndarray) -> int:
+    """CRC-32 of what `_write_array` writes."""
+    crc = 0
+    for part in _contiguous(data):
+        crc = zlib.crc32(part.data.cast("B"), crc)
     return crc
+
+
+def _crc_beside(beside: ThreadPoolExecutor, data: np.ndarray) -> Callable[[], int]:
+    """`_crc`, on the other thread where that pays."""
+    if data.nbytes >= LARGE:
+        return beside.submit(_crc, data).result
+    crc = _crc(data)
+    return lambda: crc
 
 
 def _contiguous(data: np.ndarray) -> list[np.ndarray]:
@@ -199,33 +217,56 @@ def read_file(path: Path) -> tuple[Header, list[HostArray]]:
     """All of a file, every checksum compared. Any thread. BadFileError; OSError where it could not be
     read just now, which is no reason to remove it."""
     with open_plain(path) as file:
-        header, table, at = read_header(file)
+        _hint(file)
+        header, table, start = read_header(file)
+        size = os.fstat(file.fileno()).st_size - start
         try:
-            size = os.fstat(file.fileno()).st_size - at
-            data = _read(file, size)
-            arrays = [_array(data, table[f"t{index}"]) for index in range(len(table))]
+            entries = [table[f"t{index}"] for index in range(len(table))]
+            arrays, crcs = _read_arrays(file, entries, size)
         except (ValueError, KeyError, TypeError) as error:
             raise BadFileError(f"cannot be read: {error!r}") from error
-    crcs = tuple(zlib.crc32(array.data.reshape(-1).data.cast("B")) for array in arrays)
     if crcs != header.crcs:
         raise BadFileError("a checksum differs")
     return header, arrays
 
 
+def _hint(file: BinaryIO) -> None:
+    """All of it will be read: the disk may begin (Linux)."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+def _read_arrays(
+    file: BinaryIO, entries: Seq[Mapping[str, Any]], size: int
+) -> tuple[list[HostArray], tuple[int, ...]]:
+    """Arrays that follow each other, and their checksums, which another thread computes meanwhile."""
+    data, filled, at = np.empty(size, np.uint8), 0, 0
+    arrays, crcs = [], []
+    with ThreadPoolExecutor(1) as beside:
+        for entry in entries:
+            first, stop = entry["data_offsets"]
+            if not first == at <= stop <= size:
+                raise BadFileError(f"an array in [{first}, {stop}), not from {at}")
+            while filled < stop:
+                filled += _fill(file, data[filled : filled + BLOCK])
+            at, part = stop, data[first:stop]
+            crcs.append(_crc_beside(beside, part))
+            part = part.view(CODES[entry["dtype"]]).reshape(entry["shape"])
+            arrays.append(HostArray(entry["dtype"], part))
+        return arrays, tuple(crc() for crc in crcs)
+
+
 def _read(file: BinaryIO, size: int) -> np.ndarray:
-    """`size` bytes into a buffer made before. BadFileError if there are fewer."""
-    data = np.empty(size, np.uint8)
-    view, at = data.data, 0
-    readinto = getattr(file, "readinto")  # noqa: B009  # BinaryIO does not declare it
+    """`size` bytes. BadFileError if there are fewer."""
+    data, at = np.empty(size, np.uint8), 0
     while at < size:
-        got = readinto(view[at : at + BLOCK])
-        if not got:
-            raise BadFileError(f"{at} bytes of {size}")
-        at += got
+        at += _fill(file, data[at : at + BLOCK])
     return data
 
 
-def _array(data: np.ndarray, entry: Mapping[str, Any]) -> HostArray:
-    first, stop = entry["data_offsets"]
-    part = data[first:stop].view(CODES[entry["dtype"]])
-    return HostArray(entry["dtype"], part.reshape(entry["shape"]))
+def _fill(file: BinaryIO, part: np.ndarray) -> int:
+    """Read into memory that is there; how many bytes came, at least one."""
+    got: int = getattr(file, "readinto")(part.data)  # noqa: B009  # BinaryIO does not declare it
+    if not got:
+        raise BadFileError("it is shorter than it says")
+    return got

@@ -68,7 +68,7 @@ def _index(fill: Callable[[], Any], repeats: int) -> dict[str, float]:
         root = tokens_of(at % ROOTS, ROOT_TOKENS)
         prompt = root + tokens_of(900_000 + at, PROMPT_TOKENS - ROOT_TOKENS)
         began = time.perf_counter()
-        assert tier.usable(prompt, "n", PROMPT_TOKENS - 1) == ROOT_TOKENS
+        assert tier.usable(prompt, "n", PROMPT_TOKENS - 1) >= ROOT_TOKENS
         looked = time.perf_counter()
         assert tier.put(bare(prompt))
         times["insert"].append(time.perf_counter() - looked)
