@@ -163,13 +163,13 @@ def _groups(spec: Spec) -> list[str]:
 
 
 def _offer(group: str, part: Any, choices: Mapping[str, Any]) -> Offer:
-    """What a group's part can do; of several parts, what all of them can."""
+    """What a group's part can do; of several parts, what any of them can."""
     chosen = next((v for k, v in choices.items() if group in (k, k.partition("@")[2])), "")
     name = ",".join(map(str, chosen)) if isinstance(chosen, list) else str(chosen)
     members = part if isinstance(part, list) else [part]
     can = [frozenset(member.can) for member in members]
     needs = {g: a for member in members for g, a in getattr(member, "needs", {}).items()}
-    return Offer(name or "none", frozenset.intersection(*can) if can else frozenset(), needs)
+    return Offer(name or "none", frozenset().union(*can), needs)
 
 
 def _able(planned: Plan, group: str, abilities: Iterable[str]) -> list[str]:
@@ -179,7 +179,9 @@ def _able(planned: Plan, group: str, abilities: Iterable[str]) -> list[str]:
     folder = next((k.partition("@")[0] for k in choices if k.endswith(f"@{group}")), group)
     for name, path in planned.composed.catalog.options(folder).items():
         try:
-            can = getattr(resolve(load_yaml(path)["_target_"], ("stages",)), "can", ())
+            content = load_yaml(path)
+            node = content.get(name, content)  # options of a list stand under their names
+            can = getattr(resolve(node["_target_"], ("stages",)), "can", ())
             if set(abilities) <= set(can):
                 found.append(name)
         except (ConfigError, KeyError, TypeError):

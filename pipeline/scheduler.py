@@ -304,12 +304,13 @@ class Turns:
         self.pipeline.parts["scheduler"].finished(sequence)
         sequence.drop_match()
         sequence.scores = sequence.sampler = sequence.text_state = None
-        sequence.prompt_hidden = sequence.score_state = None
+        sequence.prompt_hidden = sequence.score_state = sequence.progress = None
         outcome = "cancelled" if sequence.cancelled else "failed" if sequence.error else "finished"
         self.totals.counts[f"requests_{outcome}"] += 1
         self.totals.counts["completion_tokens"] += len(sequence.output_ids)
         self.totals.counts["prompt_tokens"] += len(sequence.prompt_ids)
         self.totals.counts["cached_tokens"] += sequence.cached_len
+        self.totals.counts["resumed_tokens"] += sequence.resumed_len
         if sequence.error is not None and not sequence.cancelled:
             sequence.deliver(Failed(sequence.error))
         else:
@@ -375,7 +376,8 @@ def _nobody(event: Event) -> None:
 
 def done(sequence: Sequence) -> Done:
     """The last event of a sequence that did not fail."""
-    usage = Usage(len(sequence.prompt_ids), len(sequence.output_ids), sequence.cached_len)
+    counts = len(sequence.prompt_ids), len(sequence.output_ids)
+    usage = Usage(*counts, sequence.cached_len, sequence.resumed_len)
     timings = {**sequence.timings, "total": time.perf_counter() - sequence.submitted}
     reason = "cancelled" if sequence.cancelled else sequence.finish_reason
     assert reason is not None

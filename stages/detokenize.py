@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from pipeline.types import Batch, Delta, Emitted, FinishReason, Sequence, Target, TokenLogprob
@@ -26,6 +27,11 @@ class Delivery:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: FinishReason | None = None
+
+    def send(self, sequence: Sequence) -> None:
+        if self.text or self.token_ids:
+            ids, logprobs = tuple(self.token_ids), tuple(self.logprobs)
+            sequence.deliver(Delta(self.text, ids, logprobs))
 
 
 class Detokenize:
@@ -66,25 +72,23 @@ class Detokenize:
                 sequence.kept, sequence.error = 0, error
 
     def _advance(self, sequence: Sequence) -> None:
-        delivery = self._read(sequence)
+        delivery = self.read(sequence, sequence.emitted)
         sequence.kept = 1 + min(sequence.accepted, len(delivery.token_ids))
-        if delivery.text or delivery.token_ids:
-            ids, logprobs = tuple(delivery.token_ids), tuple(delivery.logprobs)
-            sequence.deliver(Delta(delivery.text, ids, logprobs))
+        delivery.send(sequence)
         sequence.finish_reason = delivery.finish
 
-    def _read(self, sequence: Sequence) -> Delivery:
-        """Take tokens until one ends the row."""
+    def read(self, sequence: Sequence, tokens: Seq[Emitted]) -> Delivery:
+        """Take tokens until one ends the row; nothing is delivered yet."""
         state = self._state(sequence)
         eos_ids = frozenset[int]() if sequence.request.ignore_eos else self._target.eos_ids
         delivery = Delivery()
-        for emitted in sequence.emitted:
+        for emitted in tokens:
             sequence.output_ids += (emitted.token_id,)
             if emitted.token_id in eos_ids:
                 delivery.finish = "stop"
             else:
                 _take(delivery, state, emitted)
-            if emitted is sequence.emitted[-1] and _satisfied(sequence):
+            if emitted is tokens[-1] and _satisfied(sequence):
                 delivery.finish = "stop"
             if delivery.finish is None and len(sequence.output_ids) >= sequence.max_new:
                 delivery.finish = "length"

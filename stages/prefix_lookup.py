@@ -123,7 +123,9 @@ class PrefixLookup:
 
     def _look(self, sequence: Sequence) -> None:
         search = sequence.restore
-        if not isinstance(search, Search):
+        if search is not None and not isinstance(search, Search):
+            return  # another stage waits for what it reads
+        if search is None:
             known = sequence.prompt_ids + sequence.output_ids
             search = Search(self.tiers, known, sequence.namespace, self._tell)
             search.recall(sequence.request.session_id)

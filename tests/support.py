@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,11 +25,24 @@ def serving(*overrides: str, recipe: str = "tiny") -> Iterator[Engine]:
 
 
 class Running:
-    """One submitted request whose events are collected."""
+    """One submitted request whose events are collected; `seen` gets each first, on the owner's thread."""
 
-    def __init__(self, engine: Engine, prompt: Any, **wanted: Any):
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: Any,
+        *,
+        seen: Callable[[Event], None] | None = None,
+        **wanted: Any,
+    ):
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.ticket = engine.submit(engine.request(prompt, **wanted), self.events.put)
+
+        def deliver(event: Event) -> None:
+            if seen is not None:
+                seen(event)
+            self.events.put(event)
+
+        self.ticket = engine.submit(engine.request(prompt, **wanted), deliver)
 
     def __iter__(self) -> Iterator[Delta | Done]:
         while True:

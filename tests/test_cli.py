@@ -147,8 +147,8 @@ def test_generate(cli):
     assert code == 0
     assert answer["text"] + "\n" == text
     assert set(answer) == {
-        "text", "token_ids", "prompt_tokens", "completion_tokens", "cached_tokens", "finish_reason",
-        "seed", "timings", "speculation",
+        "text", "token_ids", "prompt_tokens", "completion_tokens", "cached_tokens",
+        "resumed_tokens", "finish_reason", "seed", "timings", "speculation",
     }  # fmt: skip
     assert set(answer["speculation"]) == {
         "rounds", "drafted", "accepted", "drafted_by_position", "accepted_by_position", "target_calls",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
 from dataclasses import fields
 
 import pytest
-from support import ORACLE, prompt_ids, serving, together
+from support import ORACLE, Running, prompt_ids, serving, together
 
 import pipeline.engine
 from pipeline.types import Sequence
@@ -22,6 +23,14 @@ CONFIGS = {
     "tail": ("flow=speculative", "drafter=suffix", "drafter.remember=256", "tier=ram"),
     "full": ("flow=speculative", ORACLE, "+drafter.prefill=full", "tier=ram"),
     "plain": ("flow=plain", "drafter=none", "tier=ram"),
+    "resumable": (
+        "flow=resumable",
+        "drafter=ngram",
+        "tier=[ram,disk]",
+        "tier.disk.reserve_gb=0",
+        "tier.disk.path={}",
+        "stage.progress_capture.checkpoint_tokens=4",
+    ),
 }
 
 
@@ -45,16 +54,22 @@ def values(sequence):
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_declarations_are_honest(config, monkeypatch):
+def test_declarations_are_honest(config, monkeypatch, tmp_path):
     reads, writes = defaultdict(set), defaultdict(set)
     monkeypatch.setattr(pipeline.engine, "Sequence", Watched)
-    with serving(*CONFIGS[config]) as engine:
+    with serving(*(word.format(tmp_path) for word in CONFIGS[config])) as engine:
         for name, stage in engine.pipeline.stages.items():
             monkeypatch.setattr(stage, "run", watch(name, stage, reads, writes))
         together(
             engine, [prompt_ids(n) for n in (20, 20, 33)], max_tokens=8, temperature=0.5, stop="~~"
         )
         together(engine, [prompt_ids(33)], max_tokens=8)
+        cut = Running(engine, prompt_ids(33), max_tokens=400, ignore_eos=True)
+        assert next(iter(cut))
+        time.sleep(0.2)  # something of it is kept, where the flow keeps it
+        cut.ticket.cancel()
+        list(cut)
+        together(engine, [prompt_ids(33)], max_tokens=400, ignore_eos=True)
         stages = dict(engine.pipeline.stages)
     for name, stage in stages.items():
         declared_reads = {*stage.reads, *stage.writes, *FREE}
@@ -66,6 +81,7 @@ def test_declarations_are_honest(config, monkeypatch):
         )
     assert writes["accept"] >= {"emitted"}
     assert writes["commit"] >= {"pending"}
+    assert config != "resumable" or writes["resume"] >= {"output_ids", "match", "resumed_len"}
 
 
 def watch(name, stage, reads, writes):

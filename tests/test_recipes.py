@@ -25,7 +25,7 @@ OF_ITS_MODEL = {"per_layer": ["kv=native"]}
 HEADS = {"heads", *KINDS}
 OWN |= {name: ["model.path=some_folder", "drafter.path=some_head"] for name in HEADS}
 # Options for other machines, and spellings of what `auto` chooses.
-ELSEWHERE = {"device": {"metal", "cuda"}}
+ELSEWHERE = {"device": {"metal", "cuda"}, "flow": {"warm"}}  # warm: chosen by the verb cache
 
 each_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 

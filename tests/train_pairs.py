@@ -47,7 +47,7 @@ from stages.models.tiny import Tiny
 
 PAIRS = Path(__file__).parent / "golden" / "pairs"
 LETTERS, MODES, FIRST = 64, 4, 33
-LENGTH, ROWS = 20, 32
+LENGTH, ROWS, RATE = 20, 32, 4e-3
 STEPS = {"dflash": 1500, "dspark": 800}
 KINDS = {"eagle3", "dflash", "dspark", "mtp", "nextn", "assistant"}
 
@@ -78,10 +78,10 @@ def batch(random: np.random.Generator, length: int = LENGTH) -> mx.array:
     return mx.array([text(int(mode), int(letter), length) for mode, letter in picks])
 
 
-def train(loss: Any, parameters: Any, steps: int, rate: float = 4e-3) -> Any:
-    """Adam on a tree of arrays; `loss(parameters, ids)`."""
+def train(loss: Any, parameters: Any, steps: int, rate: Any = RATE) -> Any:
+    """Adam on a tree of arrays; `loss(parameters, ids)`; `rate` a number or a schedule."""
     random = np.random.default_rng(1)
-    optimizer = optim.Adam(learning_rate=optim.cosine_decay(rate, steps, rate / 20))
+    optimizer = optim.Adam(learning_rate=rate)
     step = mx.value_and_grad(loss)
     for index in range(steps):
         value, gradient = step(parameters, batch(random))
@@ -281,7 +281,8 @@ def blocks(name: str, drafter_class: Any, model: Any, config: Any, shapes: Shape
                 for i in range(wanted.shape[1])]  # fmt: skip
         return cross_entropy(scores + mx.stack(bias, 1), wanted)
 
-    finish(folder, config, train(loss, dict(head.tensors), STEPS[name]))
+    rate = optim.cosine_decay(RATE, STEPS[name], RATE / 20)
+    finish(folder, config, train(loss, dict(head.tensors), STEPS[name], rate))
 
 
 def assistant(model: Any) -> None:

@@ -62,6 +62,9 @@ def commands(folder: Path, threads: int) -> dict[str, list[str]]:
         "kv8": headrace("smollm2", "drafter=none", "kv=kv8", threads=threads),
         "turboquant": headrace("smollm2", "drafter=none", "kv=turboquant", threads=threads),
         "wide": headrace("smollm2", "drafter=random", "depth.max=8", threads=threads),
+        "resumable": headrace(
+            "smollm2", "flow=resumable", *lines_saved.settings(folder.parent), threads=threads
+        ),
         "disk": headrace("smollm2", *lines_saved.settings(folder.parent), threads=threads),
         "paged": headrace("smollm2", "drafter=none", "kv=paged", threads=threads),
         # A tier that is full before the 200th request, so that every further one evicts.

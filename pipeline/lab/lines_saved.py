@@ -18,6 +18,7 @@ from pipeline.lab.sse import BenchError, get, order
 
 PREFIX_TOKENS, MOST_PREFIXES = 2000, 6
 SPILL_TOKENS = 48
+CAPTURED_TOKENS = 192  # three times what is between two captures
 BRANCHES = """
 import json, sys, tempfile, pipeline
 place = tempfile.mkdtemp()
@@ -103,6 +104,25 @@ def spilling(bench: Bench) -> list[Figure]:
     return [ratio("saved/decode", title, pairs, Promise(">=", 0.98), note=note, holds=written > 0)]
 
 
+def capturing(bench: Bench) -> list[Figure]:
+    """Tokens a second of one answer, of which a capture is written every 64 tokens meanwhile."""
+    field = bench.field.take("resumable", "ours")
+
+    def measure(one: Contestant, index: int) -> float:
+        text = texts.prose(30_000 + index, 4)
+        return one.complete(text, max_tokens=CAPTURED_TOKENS, ignore_eos=True).rate
+
+    for one in field:
+        measure(one, 9000)
+    before = _stats(field[0])["tiers"]["disk"]["written_files"]
+    rounds = bench.alternate("saved/resumable", [partial(measure, one) for one in field])
+    written = _stats(field[0])["tiers"]["disk"]["written_files"] - before
+    title = "decode with flow=resumable, a capture every 64 tokens, against tier=[ram]"
+    pairs, note = [(a, b) for a, b in rounds], f"{written} files written meanwhile"
+    holds = written >= 3 * len(rounds)
+    return [ratio("saved/resumable", title, pairs, Promise(">=", 0.97), note=note, holds=holds)]
+
+
 def _stats(one: Contestant) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(get(one.port, "/stats"))
     return found
@@ -161,6 +181,7 @@ def branches(bench: Bench) -> list[Figure]:
 LINES = (
     Line(("saved/disk", "saved/ram"), restart, last=("disk",)),
     Line(("saved/decode",), spilling, last=("disk",)),
+    Line(("saved/resumable",), capturing, last=("resumable",)),
     Line(("saved/lookup", "saved/insert", "saved/index"), index),
     Line(("saved/write", "saved/read"), files),
     Line(("saved/branches",), branches),

@@ -24,6 +24,9 @@ class Metrics:
         self._answers = _counter(registry, "answers", "Answers by how they ended", "outcome")
         self._prompt = _counter(registry, "prompt_tokens", "Prompt tokens of complete answers")
         self._cached = _counter(registry, "cached_tokens", "Prompt tokens served from saved state")
+        self._resumed = _counter(
+            registry, "resumed_tokens", "Tokens drawn before a crash or a disconnect"
+        )
         self._completion = _counter(registry, "completion_tokens", "Tokens of complete answers")
         self._drafted = _counter(registry, "drafted_tokens", "Tokens proposed by drafters")
         self._accepted = _counter(registry, "accepted_tokens", "Proposed tokens that were right")
@@ -37,6 +40,7 @@ class Metrics:
     def finished(self, done: Done) -> None:
         self._prompt.inc(done.usage.prompt_tokens)
         self._cached.inc(done.usage.cached_tokens)
+        self._resumed.inc(done.usage.resumed_tokens)
         self._completion.inc(done.usage.completion_tokens)
         self._drafted.inc(done.speculation.drafted)
         self._accepted.inc(done.speculation.accepted)

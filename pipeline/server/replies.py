@@ -66,6 +66,7 @@ class Scribe:
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(u.cached_tokens for u in firsts)},
+            "resumed_tokens": sum(usage.resumed_tokens for usage in usages),
         }
 
     def _whole_choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The data that flows and the protocols of the parts. The only module stages and engine share."""
 
-from pipeline.types.keeping import Fetch, Keeper, Match, Tier
+from pipeline.types.keeping import Attempt, Attempts, Fetch, Keeper, Match, Tier
 from pipeline.types.parts import (
     AFTER_NORM,
     EMBEDDING,
@@ -60,6 +60,8 @@ __all__ = [
     "Accepted",
     "Adapters",
     "Attachment",
+    "Attempt",
+    "Attempts",
     "Batch",
     "Change",
     "Comparison",

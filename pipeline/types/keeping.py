@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
@@ -39,16 +39,44 @@ class Keeper(Protocol):
         """It is about to go; `make` gives it, now or never."""
 
 
+class Attempt(Protocol):
+    """One go at an answer. While anybody refers to it, nobody else goes on from what it left."""
+
+    label: str  # namespace of the record (an attachment) that each captured state carries
+
+
+class Attempts(Protocol):
+    """Captures of answers under way. `key` says whose: equal only for the same request."""
+
+    def begin(self, key: str) -> Attempt: ...
+    def left(self, key: str, tokens: Seq[int], namespace: str) -> Iterator[tuple[Attempt, Fetch]]:
+        """What attempts that ended before their answer did have left for a prompt, furthest first; a
+        state begins to be read when its turn comes. Nothing while the removal of an ended one is not done."""
+
+    def take(self, attempt: Attempt, state: State) -> bool:
+        """Write a state with the attempt's record while rows decode. False if it was dropped."""
+
+    def under_way(self, attempt: Attempt) -> bool:
+        """Whether the last state taken is still to be written. Once it is there, the one before goes."""
+
+    def end(self, attempt: Attempt) -> None:
+        """The answer is complete: nothing of it is gone on from, from now on."""
+
+    def step(self) -> None:
+        """One bounded piece of writing, while rows decode; no waiting for the disk."""
+
+
 class Tier(Part, Protocol):
     """Keeps saved states by token prefix and namespace. A tier that fails is a miss, never an error.
 
     `can` may say "shrink" (it holds memory: `memory_bytes` in its `stats`), "watch" (a `Keeper` may take
-    what it loses), "fetch" (a look-up takes time), "sessions" (last states of a session are kept first)
-    and "durable" (what it has written outlives the process). Where a method says "only" it is asked
-    for only there.
+    what it loses), "fetch" (a look-up takes time), "sessions" (last states of a session are kept first),
+    "durable" (what it has written outlives the process) and "resume" (it keeps answers under way).
+    Where a member says "only" it is asked for only there.
     """
 
     name: str
+    attempts: Attempts  # only "resume"
 
     def usable(self, tokens: Seq[int], namespace: str, limit: int) -> int:
         """How many tokens `lookup` would give, without reading anything. O(len(tokens))."""

@@ -98,11 +98,13 @@ class PromptLogprob:
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts of one request. `completion_tokens` counts EOS once and never a discarded token."""
+    """Token counts of one request. `completion_tokens` counts EOS once and never a discarded token;
+    `resumed_tokens` of them were drawn by an attempt before a crash or a disconnect."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    resumed_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,8 @@ class Sequence:
     processed_ids: list[int] = field(default_factory=list)  # exactly what the target rows hold
     snapshot_len: int = 0  # next length whose state is to be published during prefill; 0: none
     captured_len: int = 0  # longest length already published
+    progress: Any = None  # what is kept of the answer under way (stages.progress); None: nothing is
+    resumed_len: int = 0  # emitted tokens that an earlier attempt had drawn
     prompt_logprobs: list[PromptLogprob] = field(default_factory=list)  # of prompt_ids[1:]
     prompt_hidden: Any = None  # hidden_WD of the chunk just run, where its tokens are scored
     score_state: Any = None  # score's own: the stored reference and what is being recorded

@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from hashlib import sha256
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import OpenError, at_least
 from pipeline.types import KVPolicy, State, Target
 from stages.rows.state import check
-from stages.tiers.radix import WORD, pack
+from stages.tiers.radix import WORD, pack, unpack
 from stages.tiers.saved import contents
 from stages.tiers.saved import format as form
-from stages.tiers.saved.index import Row
+from stages.tiers.saved.attempts import Attempts
 from stages.tiers.saved.queue import Queue
 from stages.tiers.saved.reading import Loan, Restore, pieces_of, restore
 from stages.tiers.saved.shelf import File, Run, slot
-from stages.tiers.saved.store import Store, complain, specs_digest
+from stages.tiers.saved.store import Store, complain, row_of
 
 SMALLEST = 1 << 20  # bytes; the index alone takes some
 
@@ -64,7 +63,7 @@ class Disk:
     """
 
     name = "disk"
-    can = frozenset({"durable", "fetch", "shrink"})
+    can = frozenset({"durable", "fetch", "resume", "shrink"})
 
     def __init__(
         self,
@@ -77,6 +76,7 @@ class Disk:
         reserve_gb: float = 2.0,
         queue_gb: float = 1.0,
         timeout_s: float = 10.0,
+        capture_mb_s: float = 64.0,
     ):
         if not SMALLEST / 1e9 <= max_gb < float("inf"):
             raise ValueError(f"max_gb: wants at least {SMALLEST / 1e9} (1 MiB), got {max_gb}")
@@ -88,7 +88,9 @@ class Disk:
         self.cap = round(max_gb * 1e9)
         self.segment_tokens, self.timeout_s = segment_tokens, timeout_s
         self.store = Store(self.root, self.cap, round(reserve_gb * 1e9), timeout_s)
-        self.queue = Queue(self.store, round(queue_gb * 1e9), timeout_s, self._lost, self._failed)
+        most, rate = round(queue_gb * 1e9), at_least("capture_mb_s", capture_mb_s, 0.1) * 1e6
+        self.queue = Queue(self.store, most, timeout_s, self._lost, self._failed, rate)
+        self.attempts = Attempts(self)
         self._rests_until = 0.0  # monotonic seconds
         self._stuck: Future[Any] | None = None  # a read that took too long
         self._told: set[str] = set()
@@ -147,13 +149,25 @@ class Disk:
             self._count.misses += 1
             return None
         _, path = self._best(pack(tokens[:length]), namespace)
-        wanted = pieces_of(path, length, namespace)
+        return self._read(path, tuple(tokens[:length]), namespace)
+
+    def reopen(self, record: File, namespace: str) -> Restore | None:
+        """Begin to read the state that a record of an answer under way hangs at, with the record."""
+        tokens = unpack(record.runs[0].whole_key())
+        if self.usable(tokens, namespace, len(tokens)) < len(tokens):
+            return None
+        _, path = self._best(pack(tokens), namespace)
+        return self._read(path, tokens, namespace, record)
+
+    def _read(
+        self, path: list[Run], tokens: tuple[int, ...], namespace: str, record: File | None = None
+    ) -> Restore:
+        wanted = pieces_of(path, len(tokens), namespace, record)
         least = max(run.min_reuse for run in path)
         assert self.store.io is not None
-        work = self.store.io.submit(
-            restore, self.store.read, wanted, tuple(tokens[:length]), namespace, least
-        )
-        return Restore(work, time.monotonic() + self.timeout_s, self._settle, path[-1], length)
+        work = self.store.io.submit(restore, self.store.read, wanted, tokens, namespace, least)
+        until = time.monotonic() + self.timeout_s
+        return Restore(work, until, self._settle, path[-1], len(tokens))
 
     def lookup(self, tokens: Seq[int], namespace: str, limit: int) -> Loan | None:
         """The longest usable state of at most `limit` of these tokens, waited for."""
@@ -234,6 +248,12 @@ class Disk:
                 self._count.dropped += 1
         self._account()
 
+    def drop_soon(self, file: File) -> None:
+        """Nobody wants it any more and nothing stands on it; the disk's part is the I/O thread's."""
+        self.store.drop_soon(file)
+        self.queue.files.pop(file.name, None)
+        self._account()
+
     def _tell(self, what: str, error: BaseException) -> None:
         kind = f"{type(error).__name__} {getattr(error, 'strerror', '')}"
         if kind not in self._told:
@@ -245,15 +265,22 @@ class Disk:
     def put(self, state: State) -> bool:
         """Queue what is not held yet. False if it was dropped: what comes before it is not here, or
         the queue has no room."""
+        return self.place(state) is not None or self._drop()
+
+    def place(self, state: State) -> list[File] | None:
+        """What is new of a state, now in the queue; None if it cannot be had."""
         check(state)
         key = pack(state.tokens)
         tree = self.store.shelf.trees.get((state.namespace, state.min_reuse > 0))
         held = tree.walk(key)[1] if tree else 0
         if not state.tokens or held < state.segments[0].start:
-            return self._drop()
+            return None
         files = []
-        for row, header, payload in self._pieces(state, key, held):
-            file = self.store.shelf.place(header.name, row, 0, (header, payload))
+        parent = self._parent(state, key, held)
+        for header, payload in contents.files(state, key, held, parent, self.segment_tokens):
+            if header.kind == "attachment":
+                self._replace(header, payload)
+            file = self.store.shelf.place(header.name, row_of(header), 0, (header, payload))
             if file is not None:
                 self.queue.add(file)
                 files.append(file)
@@ -261,36 +288,7 @@ class Disk:
         self.store.shelf.touch(path[-1])
         self.queue.shed(files)
         self._account()
-        return all(file.name in self.queue.files for file in files) or self._drop()
-
-    def _pieces(
-        self, state: State, key: bytes, held: int
-    ) -> Iterator[tuple[Row, form.Header, Any]]:
-        """Runs for what is not held, then what hangs at the state's end."""
-        length, cuttable = len(state.tokens), contents.is_cuttable(state)
-        digest = specs_digest(state.specs)
-        sha = sha256(f"headrace:{form.FORMAT}:{state.namespace}:".encode() + key[: held * WORD])
-        base = form.Header(
-            "run", state.namespace, self._parent(state, key, held), held, held, b"",
-            sha.hexdigest(), state.specs, cuttable, state.min_reuse,
-        )  # fmt: skip
-        for start in range(held, length, self.segment_tokens):
-            stop = min(length, start + self.segment_tokens)
-            ids = key[start * WORD : stop * WORD]
-            sha.update(ids)
-            chain = sha.hexdigest()
-            base = replace(base, start=start, stop=stop, key=ids, chain=chain)
-            yield Row.of(base, digest, cuttable), base, contents.run_payload(state, start, stop)
-            base = replace(base, parent=base.name)
-        end = replace(base, start=length, key=b"", chain=sha.hexdigest(), stop=length)
-        if not cuttable:
-            edge = replace(end, kind="boundary")
-            yield Row.of(edge, digest, cuttable), edge, contents.boundary_payload(state)
-        for each in state.attachments:
-            note = replace(end, kind="attachment", label=each.namespace)
-            payload = contents.attachment_payload(each)
-            self._replace(note, payload)
-            yield Row.of(note, digest, cuttable), note, payload
+        return files if all(file.name in self.queue.files for file in files) else None
 
     def _parent(self, state: State, key: bytes, held: int) -> str:
         """Name of the file that holds the last held token."""

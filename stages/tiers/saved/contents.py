@@ -6,14 +6,17 @@ boundary of the state's length, so such a state is usable at lengths that were c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
 
 import mlx.core as mx
 
 from pipeline.types import Attachment, LayerSlice, LayerSpec, Segment, State
 from stages.rows.state import evaluate, exact_layers, layer_range, since
+from stages.tiers.radix import WORD
+from stages.tiers.saved import format as form
 from stages.tiers.saved.payload import HostArray, map_arrays
 
 RunLayers = Mapping[int, Mapping[str, Any]]
@@ -52,6 +55,32 @@ def attachment_payload(attachment: Attachment) -> Mapping[str, Any]:
         "metadata": dict(attachment.metadata),
         "tensors": list(attachment.tensors),
     }
+
+
+def files(
+    state: State, key: bytes, held: int, parent: str, step: int
+) -> Iterator[tuple[form.Header, Any]]:
+    """Header and payload of each file that a state makes: runs of `step` tokens for what is not held,
+    after the file `parent`, then what hangs at its end. `key`: its packed token ids."""
+    length, cuttable = len(state.tokens), is_cuttable(state)
+    sha = sha256(f"headrace:{form.FORMAT}:{state.namespace}:".encode() + key[: held * WORD])
+    base = form.Header(
+        "run", state.namespace, parent, held, held, b"", sha.hexdigest(), state.specs, cuttable,
+        state.min_reuse,
+    )  # fmt: skip
+    for start in range(held, length, step):
+        stop = min(length, start + step)
+        ids = key[start * WORD : stop * WORD]
+        sha.update(ids)
+        base = replace(base, start=start, stop=stop, key=ids, chain=sha.hexdigest())
+        yield base, run_payload(state, start, stop)
+        base = replace(base, parent=base.name)
+    end = replace(base, start=length, key=b"", chain=sha.hexdigest(), stop=length)
+    if not cuttable:
+        yield replace(end, kind="boundary"), boundary_payload(state)
+    for each in state.attachments:
+        note = replace(end, kind="attachment", label=each.namespace)
+        yield note, attachment_payload(each)
 
 
 @dataclass

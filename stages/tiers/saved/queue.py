@@ -1,9 +1,10 @@
-"""What waits to be written: readable meanwhile, bounded in bytes, one file in flight. Owner thread."""
+"""What waits to be written: readable meanwhile, bounded in bytes. Owner thread."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,9 @@ from stages.tiers.saved.folder import LockedError
 from stages.tiers.saved.payload import flatten, to_host
 from stages.tiers.saved.shelf import File
 from stages.tiers.saved.store import Store
+
+FLIGHTS = 16  # files that the I/O thread may have before it while rows decode
+BURST_S = 0.05  # what has not been written for so long may be caught up on at once
 
 
 class Queue:
@@ -28,12 +32,16 @@ class Queue:
         patience_s: float,
         give_up: Callable[[File], None],
         failed: Callable[[File, BaseException], None],
+        rate: float,
     ):
         self.store, self.patience_s, self.give_up, self.failed = store, patience_s, give_up, failed
         self.most = self.cap = most
+        self.rate = rate  # bytes a second while rows decode
+        self.rests_until = 0.0  # monotonic seconds; until then nothing is written beside rows
+        self._hurried: dict[str, File] = {}  # to be written even while rows decode
         self.files: dict[str, File] = {}
         self.written_files = self.written_bytes = 0
-        self._flight: tuple[File, Future[None]] | None = None
+        self._flights: deque[tuple[File, Future[None]]] = deque()  # in the order of writing
         self._locked_since: float | None = None  # monotonic; another process holds the folder
 
     @property
@@ -61,9 +69,25 @@ class Queue:
                 return
             self.give_up(victim)
 
+    def hurry(self, files: Iterable[File]) -> None:
+        """Write those of them that wait, in this order, without waiting until nothing runs."""
+        self._hurried |= {file.name: file for file in files if file.name in self.files}
+
+    def step_soon(self) -> None:
+        """While rows decode: look after the files in flight, then begin those that are in a hurry, as
+        many as the rate allows."""
+        self.settle(wait_s=0.0)
+        while self._hurried and len(self._flights) < FLIGHTS:
+            if (now := time.monotonic()) < self.rests_until:
+                return
+            file = self._hurried.pop(next(iter(self._hurried)))
+            if self.files.get(file.name) is file and file.state == "pending":
+                self.rests_until = max(now - BURST_S, self.rests_until) + file.size / self.rate
+                self._start(file, soon=True)
+
     def step(self) -> bool:
         """Look after the file in flight, or begin the next; True if more is left."""
-        if self._flight is not None and not self.settle(wait_s=0.0):
+        if not self.settle(wait_s=0.0):
             return True
         file = next(iter(self.files.values()), None)
         if file is None:
@@ -71,14 +95,17 @@ class Queue:
         if self.store.shelf.files.get(file.name) is not file:
             del self.files[file.name]  # what it stands on is gone
             return True
+        self._start(file)
+        return True
+
+    def _start(self, file: File, *, soon: bool = False) -> None:
         try:
-            self._begin(file)
+            self._begin(file, soon)
             self._locked_since = None
         except LockedError as error:
             self._wait_for_lock(file, error)
         except OSError as error:
             self.failed(file, error)
-        return True
 
     def _wait_for_lock(self, file: File, error: LockedError) -> None:
         now = time.monotonic()
@@ -87,7 +114,7 @@ class Queue:
             self._locked_since = None
             self.failed(file, error)
 
-    def _begin(self, file: File) -> None:
+    def _begin(self, file: File, soon: bool) -> None:
         header, payload = file.payload
         arrays: list[Any] = []
         header = replace(header, structure=flatten(payload, arrays))
@@ -95,23 +122,29 @@ class Queue:
         size = form.file_size(header, hosts)
         file.state = "writing"
         try:
-            draft = self.store.begin(file.name, size)
+            if soon:
+                future = self.store.write_soon(header, hosts, size)
+            else:
+                future = self.store.write(self.store.begin(file.name, size), header, hosts)
         except BaseException:
             file.state = "pending"
             raise
         file.size = size
-        self._flight = file, self.store.write(draft, header, hosts)
+        self._flights.append((file, future))
 
     def settle(self, wait_s: float) -> bool:
-        """True once no write is in flight."""
-        if self._flight is None:
-            return True
-        file, future = self._flight
-        try:
-            error = future.exception(wait_s)
-        except TimeoutError:
-            return False
-        self._flight = None
+        """True once no write is in flight; `wait_s` for each."""
+        while self._flights:
+            file, future = self._flights[0]
+            try:
+                error = future.exception(wait_s)
+            except TimeoutError:
+                return False
+            self._flights.popleft()
+            self._landed(file, error)
+        return True
+
+    def _landed(self, file: File, error: BaseException | None) -> None:
         if error is not None:
             file.state = "pending"
             self.failed(file, error)
@@ -122,7 +155,6 @@ class Queue:
             self.written_bytes += file.size
         else:
             self._forget(file)
-        return True
 
     def _forget(self, file: File) -> None:
         """It was given up while it was written; another one of its name may wait or be stored."""

@@ -22,7 +22,7 @@ from stages.tiers.radix import WORD
 from stages.tiers.saved import contents
 from stages.tiers.saved import format as form
 from stages.tiers.saved.payload import flatten, map_arrays
-from stages.tiers.saved.shelf import File, Run
+from stages.tiers.saved.shelf import File, Run, key_of
 
 FAULTS = (form.BadFileError, form.OtherFormatError, OSError, MemoryError, RuntimeError)
 Read = Callable[[str], tuple[form.Header, Any]]
@@ -46,11 +46,15 @@ class Outcome:
     faults: list[tuple[File, BaseException]] = field(default_factory=list)
 
 
-def pieces_of(path: Sequence[Run], length: int, namespace: str) -> list[Piece]:
-    """The files that hold a path's first `length` tokens, and what hangs at its end. Owner thread."""
+def pieces_of(
+    path: Sequence[Run], length: int, namespace: str, record: File | None = None
+) -> list[Piece]:
+    """The files that hold a path's first `length` tokens, and what hangs at its end; of the records of
+    answers under way only `record`. Owner thread."""
     files: dict[str, File] = {run.file.name: run.file for run in path if run.file is not None}
     if path[-1].stop == length:
-        ends = (file for file in path[-1].extras.values() if file.kind != "spare")
+        extras = path[-1].extras.values()
+        ends = (f for f in extras if f.kind != "spare" and (f is record or not key_of(f.label)))
         files |= {file.name: file for file in ends}
     return [_piece(file, path, length, namespace) for file in files.values()]
 

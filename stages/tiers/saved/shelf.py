@@ -19,6 +19,8 @@ from typing import Any
 from stages.tiers.radix import WORD, common, walk
 from stages.tiers.saved.index import Row
 
+RECORD = "resume/"  # labels of the records of answers under way: resume/<key>/<attempt>
+
 
 class File:
     """One file: `runs` it holds the tokens of, or hangs at. `payload` until it is written."""
@@ -123,6 +125,7 @@ class Shelf:
     def __init__(self) -> None:
         self.trees: dict[tuple[str, bool], Branches] = {}
         self.files: OrderedDict[str, File] = OrderedDict()
+        self.records: dict[str, dict[str, File]] = {}  # of answers under way, by key
         self.named: Counter[str] = Counter()  # how many files name this one as what they stand on
         self.tokens = 0
 
@@ -154,6 +157,8 @@ class Shelf:
             return None
         self.files[name] = file
         self.named[file.parent] += bool(file.parent)
+        if key := key_of(file.label):
+            self.records.setdefault(key, {})[name] = file
         return file
 
     def _run(self, tree: Branches, before: Run, row: Row, file: File) -> bool:
@@ -209,6 +214,10 @@ class Shelf:
 
     def _detach(self, file: File) -> None:
         del self.files[file.name]
+        if key := key_of(file.label):
+            del self.records[key][file.name]
+            if not self.records[key]:
+                del self.records[key]
         self.named[file.parent] -= 1
         if self.named[file.parent] <= 0:
             del self.named[file.parent]
@@ -224,6 +233,7 @@ class Shelf:
         self.trees.clear()
         self.files.clear()
         self.named.clear()
+        self.records.clear()
         self.tokens = 0
 
     def check(self) -> None:
@@ -241,6 +251,11 @@ class Shelf:
             assert run.start == run.parent.stop and run in run.file.runs, f"run at {run.start}"
             assert run.file.start <= run.start < run.stop <= run.file.stop, f"run at {run.start}"
             assert len(run.key) == (run.stop - run.start) * WORD, f"{len(run.key)} bytes of key"
+
+
+def key_of(label: str) -> str:
+    """Whose record an attachment of this label is; "" for a drafter's."""
+    return label[len(RECORD) :].rpartition("/")[0] if label.startswith(RECORD) else ""
 
 
 def slot(file: File) -> str:

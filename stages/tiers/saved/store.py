@@ -184,17 +184,27 @@ class Store:
         ours = sum(file.size for file in self.shelf.files.values() if file.state == "stored")
         return self.folder.free() + ours
 
-    def evict_one(self) -> bool:
+    def evict_one(self, *, soon: bool = False) -> bool:
         """Remove the least recently used file that nothing stands on."""
-        if self._strays and self.remove_strays():
+        if self._strays and not soon and self.remove_strays():
             return True
         files = self.shelf.files.values()
         victim = next((f for f in files if f.state == "stored" and self.shelf.free_to_go(f)), None)
         if victim is None:
             return False
         self.evictions += 1
-        self.drop(victim)
+        if soon:
+            self.drop_soon(victim)
+        else:
+            self.drop(victim)
         return True
+
+    def drop_soon(self, file: File) -> None:
+        """Forget a file that nothing stands on; the I/O thread removes it."""
+        self.shelf.forget(file)
+        if file.state == "stored":
+            self.total -= file.size
+            self.erase_soon([file.name])
 
     def drop(self, file: File) -> list[File]:
         """Forget a file and all that stands on it, and remove it from the disk. Who stood on it finds
@@ -211,6 +221,33 @@ class Store:
         return [each for each in gone if each.name not in self.shelf.files]
 
     # --- the I/O thread
+
+    def erase_soon(self, names: list[str]) -> Future[None]:
+        """After all that was asked of the I/O thread before."""
+        assert self.io is not None
+        return self.io.submit(self._erase, names)
+
+    def _erase(self, names: list[str]) -> None:
+        for name in names:
+            self.folder.remove(name)
+        self.index.delete(names)
+
+    def write_soon(self, header: form.Header, arrays: list[HostArray], size: int) -> Future[None]:
+        """A file while rows decode: room by what is known, everything else on the I/O thread.
+        NoRoomError, at once or from the future."""
+        assert self.io is not None
+        while self.total + size + INDEX_ROOM > self.cap:
+            if size > self.cap or not self.evict_one(soon=True):
+                raise NoRoomError(f"no room for {size} bytes under the cap of {self.cap}")
+        self.total += size
+        return self.io.submit(self._begin_and_write, header, arrays, size)
+
+    def _begin_and_write(self, header: form.Header, arrays: list[HostArray], size: int) -> None:
+        if (free := self.folder.free()) - size < self.reserve:
+            raise NoRoomError(f"{free} bytes are free, {self.reserve} are to be left so")
+        with self.folder.locked(self.patience_s):
+            draft = self.folder.begin(header.name, size)
+        self._write(draft, header, arrays)
 
     def write(self, draft: Draft, header: form.Header, arrays: list[HostArray]) -> Future[None]:
         assert self.io is not None
