@@ -25,8 +25,8 @@ OF_ITS_MODEL = {"per_layer": ["kv=native"]}
 # Recipes whose drafter looks into the model: they need one with layers, and a drafter's folder.
 HEADS = {"heads", *KINDS}
 OWN |= {name: ["model.path=some_folder", "drafter.path=some_head"] for name in HEADS}
-# Options for other machines, and spellings of what `auto` chooses.
-ELSEWHERE = {"device": {"metal", "cuda"}, "flow": {"warm"}}  # warm: chosen by the verb cache
+# Options for other machines, spellings of what `auto` chooses, what the verb cache chooses, a file of one's own.
+ELSEWHERE = {"device": {"metal", "cuda"}, "flow": {"warm"}, "workload": {"jsonl"}}
 
 each_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 
@@ -92,6 +92,12 @@ def test_every_command_of_its_header_is_right(path):
         assert plan(compose(str(path), [*own, *overrides])).parts
 
 
+def swept(path):
+    """Everything that the points of an experiment choose."""
+    points = read(str(path), [], {}).points if "sweep" in load_yaml(path) else ()
+    return [word for point in points for word in point.overrides]
+
+
 def test_every_option_is_used():
     base = {
         key: value if isinstance(value, list) else [value]
@@ -102,6 +108,9 @@ def test_every_option_is_used():
         for key, option in join_defaults(load_yaml(path)["defaults"]).items():
             names = option if isinstance(option, list) else [option]
             used[key.removeprefix("override ")] |= set(names)
+        for word in swept(path):
+            key, _, option = word.partition("=")
+            used.get(key, set()).add(option)
     for group in base:
         if "@" not in group:
             unused = set(CATALOG.options(group)) - used[group] - ELSEWHERE.get(group, set())
