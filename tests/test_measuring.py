@@ -29,7 +29,7 @@ def passed(*replies, **more):
         "widths": [{"rows": 1, "width": 3, "rounds": 2, "seconds": 0.2}],
         "kv": {"bytes_per_token": 128.0},
     }
-    return Pass(list(replies), 2.0, counted, **more)
+    return Pass(list(replies), 2.0, counted, **{"forms": [False] * len(replies), **more})
 
 
 def test_figures_of_passes():

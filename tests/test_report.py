@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import re
 from contextlib import contextmanager
+from shutil import which
 
 import lab_rows
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
-from pipeline.lab.report import as_html, front, short
-from pipeline.lab.tables import as_csv, repeat, shown, with_unit
+from pipeline.lab.report import as_html, front
+from pipeline.lab.tables import as_csv, repeat, short, shown, with_unit
 
 ABOUT = {"command": "headrace sweep kv_quality", "date": "2026-11-30 07:00"}
 SIZES = {"desk": 1280, "phone": 390}
@@ -46,11 +47,11 @@ def page(tmp_path_factory):
 @pytest.fixture(scope="module")
 def browser():
     options = webdriver.ChromeOptions()
-    options.binary_location = "/usr/bin/chromium"
+    options.binary_location = which("chromium") or which("google-chrome")
     for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(word)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
+    driver = webdriver.Chrome(options=options, service=Service(which("chromedriver")))
     yield driver
     driver.quit()
 

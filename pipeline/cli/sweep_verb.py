@@ -47,9 +47,10 @@ def run(args: Namespace) -> int:
     from rich.console import Console
 
     from pipeline.lab import experiment, sweep
-    from pipeline.lab.report import publish
+    from pipeline.lab.report import needs, publish
     from pipeline.lab.tables import as_table
 
+    needs()
     metrics = [name.strip() for name in args.metrics.split(",")] if args.metrics else None
     asked = {"metrics": metrics, "repeats": args.repeats, "quality_tokens": args.quality_tokens}
     wanted = experiment.read(args.recipe, args.overrides, asked)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,7 @@ def own(folder: Path, mark: Mapping[str, Any], *, again: bool) -> Iterator[Path]
     bears the same mark is gone on with. FolderError for any other that exists, and while another run
     has it. If the block fails before anything but the mark was written, the folder is gone again."""
     existed = folder.exists()
-    if existed and not folder.is_dir():
-        raise FolderError(f"{folder} is a file. Choose another: --out FOLDER")
-    if existed and any(entry.name != LOCK for entry in folder.iterdir()):
-        _belongs(folder, mark, again)
+    _check(folder, mark, again)
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
     try:
@@ -43,12 +39,23 @@ def own(folder: Path, mark: Mapping[str, Any], *, again: bool) -> Iterator[Path]
         )
         raise FolderError(what) from None
     try:
+        _check(folder, mark, again)  # another run may have come and gone meanwhile
         write(folder / MARK, json.dumps(mark, indent=1))
         yield folder
     finally:
-        if not existed and {entry.name for entry in folder.iterdir()} <= {MARK, LOCK}:
-            shutil.rmtree(folder)
+        if {entry.name for entry in folder.iterdir()} <= {MARK, LOCK}:
+            (folder / MARK).unlink(missing_ok=True)
+            (folder / LOCK).unlink(missing_ok=True)
+            if not existed:
+                folder.rmdir()
         lock.release()
+
+
+def _check(folder: Path, mark: Mapping[str, Any], again: bool) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise FolderError(f"{folder} is a file. Choose another: --out FOLDER")
+    if folder.exists() and any(entry.name != LOCK for entry in folder.iterdir()):
+        _belongs(folder, mark, again)
 
 
 def _belongs(folder: Path, mark: Mapping[str, Any], again: bool) -> None:

@@ -9,6 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import OpenError
 from pipeline.lab import charts
 from pipeline.lab.charts import Line, Spot
 from pipeline.lab.experiment import Experiment
@@ -16,7 +17,17 @@ from pipeline.lab.folder import write
 from pipeline.lab.jobs import OK
 from pipeline.lab.metrics import METRICS
 from pipeline.lab.sweep import Row
-from pipeline.lab.tables import as_csv, as_json, heading, median, repeat, shown, with_unit
+from pipeline.lab.tables import (
+    as_csv,
+    as_json,
+    heading,
+    median,
+    repeat,
+    short,
+    short_word,
+    shown,
+    with_unit,
+)
 
 KINDS = ("speed", "memory", "quality")  # what is weighed against each other
 FEW = 2  # rounds of a width that say what it costs
@@ -31,6 +42,15 @@ class Chart:
     svg: str
     title: str
     text: str
+
+
+def needs() -> None:
+    """OpenError if what draws the report is not installed: to be asked before anything is measured."""
+    try:
+        import matplotlib  # noqa: F401
+        import textalloc  # noqa: F401
+    except ImportError as error:
+        raise OpenError(f"the report: {error}. Try: pip install 'headrace[lab]'") from error
 
 
 def publish(
@@ -72,17 +92,6 @@ def _sections(experiment: Experiment, rows: Sequence[Row]) -> Iterator[tuple[str
     yield "How often drafts are right", acceptance(rows)
     yield "What a wider pass costs", widths(rows)
     yield "Where the time goes", stages(rows)
-
-
-def short(label: str) -> str:
-    """A point's name on a plot: its options and values without what their keys repeat."""
-    words = [word for word in label.split(" ") if not word.startswith("workload=")]
-    return " ".join(map(_short_word, words)) or label
-
-
-def _short_word(word: str) -> str:
-    key, _, value = word.partition("=")
-    return f"{key.rpartition('.')[2]} {value}" if "." in key else value or key
 
 
 def by_workload(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -196,7 +205,7 @@ def widths(rows: Sequence[Row]) -> Iterator[Chart]:
 
 def _passes(row: Row, rows: int) -> str:
     own = [word for word in row.label.split(" ") if word.startswith(("kv", "model"))]
-    name = " ".join(map(_short_word, own)) or f"kv {row.contestant['choices']['kv']}"
+    name = " ".join(map(short_word, own)) or f"kv {row.contestant['choices']['kv']}"
     return f"{name}, {rows} row{'s' if rows > 1 else ''}"
 
 

@@ -46,6 +46,17 @@ def median(row: Row, metric: str) -> float | None:
     return None if figure is None else float(figure["median"])
 
 
+def short(label: str) -> str:
+    """A point's name in a plot or a table: its options and values without what their keys repeat."""
+    words = [word for word in label.split(" ") if not word.startswith("workload=")]
+    return " ".join(map(short_word, words)) or label
+
+
+def short_word(word: str) -> str:
+    key, _, value = word.partition("=")
+    return f"{key.rpartition('.')[2]} {value}" if "." in key else value or key
+
+
 def repeat(experiment: Experiment, row: Row) -> list[str]:
     """Commands that measure this point again, and its quality where it was asked for."""
     own = [shlex.quote(text) for text in row.overrides]
@@ -91,12 +102,16 @@ def as_table(experiment: Experiment, rows: Sequence[Row]) -> Any:
 
     table = Table(title=experiment.goal, title_justify="left")
     table.add_column("#", justify="right")
-    table.add_column("point", overflow="fold")
+    table.add_column("point", overflow="fold", min_width=12)
+    several = len({row.workload for row in rows if row.workload}) > 1
+    if several:
+        table.add_column("workload")
     for name in experiment.metrics:
         table.add_column(heading(name), justify="right")
     table.add_column("")
     for row in rows:
         values = [shown(name, median(row, name)) for name in experiment.metrics]
         note = ("known" if row.known else "") if row.status == OK else f"failed: {row.reason}"
-        table.add_row(str(row.number), row.label, *values, note)
+        told = [short(row.label), row.workload] if several else [short(row.label)]
+        table.add_row(str(row.number), *told, *values, note)
     return table
