@@ -145,6 +145,7 @@ def test_bench_measures_two_recipes_by_turns_and_writes_what_it_found(tmp_path, 
         "bench",
         "fake",
         "model.layers=2",
+        "drafter=random",
         "workload=mixed",
         "workload.rate=null",
         "workload.requests=4",
@@ -156,7 +157,7 @@ def test_bench_measures_two_recipes_by_turns_and_writes_what_it_found(tmp_path, 
     found = json.loads((out / "result.json").read_text())
     ours, theirs = found["contestants"]
     assert found["repeats"] == 2 and found["versions"]["headrace"]
-    assert ours["choices"]["drafter"] == "ngram" and theirs["choices"]["drafter"] == "none"
+    assert ours["choices"]["drafter"] == "random" and theirs["choices"]["drafter"] == "none"
     assert ours["config"]["model"]["layers"] == 2
     for name in (
         "tokens_per_s",

@@ -69,7 +69,7 @@ FLAGS = {"--json", "--raw"}  # options without a value
 
 
 def header_commands(path):
-    """The overrides of each command in a recipe's header; of a sweep, those of each point."""
+    """The overrides of each command in a recipe's header; of a sweep, those of its last point."""
     for line in path.read_text().splitlines():
         if found := re.match(
             r"#.* headrace (serve|generate|quality|bench|sweep) (.*?)(?: +\(.*)?$", line
@@ -79,8 +79,7 @@ def header_commands(path):
             pairs = zip(words, after_flag, strict=False)
             name, *said = [w for w, is_value in pairs if not is_value and not w.startswith("--")]
             assert name == path.stem
-            swept = found[1] == "sweep" and read(str(path), said, {})
-            yield from [point.overrides for point in swept.points] if swept else [said]
+            yield read(str(path), said, {}).points[-1].overrides if found[1] == "sweep" else said
 
 
 @each_recipe

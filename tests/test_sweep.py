@@ -156,7 +156,7 @@ def test_an_interrupted_sweep_goes_on_and_runs_no_point_twice(tmp_path):
         run(read("depth.max=1,2,3,4"), folder, first)
     rows = run(read("depth.max=1,2,3,4"), folder, second)
     assert [row.known for row in rows] == [True, True, False, False]
-    assert [job.overrides[-1] for job in (*first.asked, *second.asked)] == [
+    assert [job.overrides[0] for job in (*first.asked, *second.asked)] == [
         "depth.max=1", "depth.max=2", "depth.max=3", "depth.max=4",
     ]  # fmt: skip
     # other points of the same experiment: what is known is not run again
@@ -289,7 +289,7 @@ def _environment(pid):
 
 def test_failures_are_rows_and_the_exit_code_is_1(tmp_path, capsys):
     out = tmp_path / "new"
-    words = [*command(out)[3:-6], "depth.max=1,many", "--repeats", "1", "--out", str(out)]
+    words = [*command(out)[3:-4], "depth.max=1,many", "--repeats", "1", "--out", str(out)]
     assert main(words) == 1
     said = capsys.readouterr()
     assert "2 points, 1 failed, 0 known from before" in said.out
