@@ -17,7 +17,7 @@ def test_points_are_tasks_of_two_workers_and_one_that_fails_costs_no_other():
     found = dict(RayRunner(workers=2)(jobs))
     assert sorted(found) == [0, 1, 2]
     assert [found[at]["status"] for at in (0, 1, 2)] == ["ok", "ok", "failed"]
-    assert "depth.max: wants int, got 'many'." in found[2]["reason"]
+    assert "depth.max: wants a whole number, got 'many'." in found[2]["reason"]
     assert found[1]["contestants"][0]["config"]["depth"]["max"] == 2
     assert len({found[0]["worker"], found[1]["worker"]}) == 2
 

@@ -192,7 +192,7 @@ def test_a_failed_point_is_a_row_and_is_tried_again(tmp_path):
 
 def test_a_point_that_does_not_fit_together_is_a_row_and_all_such_are_an_error(tmp_path):
     rows = run(read("depth.max=1,many"), tmp_path / "new", Runner())
-    assert rows[1].reason.startswith("depth.max: wants int")
+    assert rows[1].reason.startswith("depth.max: wants a whole number")
     with pytest.raises(ConfigError, match=r"depth.maxx: Fixed takes no 'maxx'"):
         run(read("depth.maxx=1,2"), tmp_path / "other", Runner())
     assert not (tmp_path / "other").exists()
@@ -294,6 +294,6 @@ def test_failures_are_rows_and_the_exit_code_is_1(tmp_path, capsys):
     said = capsys.readouterr()
     assert "2 points, 1 failed, 0 known from before" in said.out
     assert "2 of 2  depth.max=many" in said.err or "1 of 2  depth.max=many" in said.err
-    assert "depth.max: wants int, got 'many'." in (out / "report.html").read_text().replace(
+    assert "depth.max: wants a whole number, got 'many'." in (out / "report.html").read_text().replace(
         "&#39;", "'"
     )
