@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from support import serving, together
 
 from pipeline.cli import main
 from pipeline.errors import ConfigError
@@ -183,3 +184,13 @@ def test_bench_leaves_nothing_where_the_server_does_not_start(tmp_path, capsys):
     assert main(["bench", "gguf", f"model.path={tmp_path / 'no.gguf'}", "--out", str(out)]) == 2
     assert "no.gguf" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_rounds_are_counted_by_rows_and_width():
+    with serving("drafter=random", "depth.max=3", "model.layers=2", recipe="fake") as engine:
+        together(engine, ["one", "two"], max_tokens=12, ignore_eos=True)
+        stats = engine.stats()
+    assert sum(one["rounds"] for one in stats["widths"]) == stats["counts"]["rounds"]
+    assert max(one["width"] for one in stats["widths"]) == 4
+    assert {one["rows"] for one in stats["widths"]} <= {1, 2}
+    assert all(one["seconds"] > 0 for one in stats["widths"])

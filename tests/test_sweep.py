@@ -294,6 +294,6 @@ def test_failures_are_rows_and_the_exit_code_is_1(tmp_path, capsys):
     said = capsys.readouterr()
     assert "2 points, 1 failed, 0 known from before" in said.out
     assert "2 of 2  depth.max=many" in said.err or "1 of 2  depth.max=many" in said.err
-    assert "depth.max: wants a whole number, got 'many'." in (out / "report.html").read_text().replace(
-        "&#39;", "'"
-    )
+    assert "depth.max: wants a whole number, got 'many'." in (
+        out / "report.html"
+    ).read_text().replace("&#39;", "'")
