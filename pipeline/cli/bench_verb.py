@@ -87,9 +87,9 @@ def _command(args: Namespace) -> str:
 
 
 def _print(found: Mapping[str, Any]) -> None:
-    from rich.console import Console
+    from pipeline.cli.progress import out
 
-    console = Console()
+    console = out()
     contestants = found["contestants"]
     console.print(_figures(contestants, found.get("comparison", {}), found["repeats"]))
     for one in contestants:

@@ -1,9 +1,10 @@
-"""A progress bar on standard error: drawn on a terminal, silent elsewhere."""
+"""A progress bar on standard error (drawn on a terminal, silent elsewhere), and tables on standard output."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
@@ -21,3 +22,11 @@ def bar() -> Iterator[Callable[[str, int, int], None]]:
     ) as drawn:
         task = drawn.add_task("", total=None)
         yield lambda what, done, of: drawn.update(task, description=what, completed=done, total=of)
+
+
+def out() -> Any:
+    """Rich's console for tables: as wide as the terminal, or 140 columns in a file or a pipe."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=140)

@@ -44,8 +44,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """0 if every point was measured; 1 if some failed: they are rows with their reason."""
-    from rich.console import Console
-
+    from pipeline.cli.progress import out
     from pipeline.lab import experiment, sweep
     from pipeline.lab.report import needs, publish
     from pipeline.lab.tables import as_table
@@ -61,7 +60,7 @@ def run(args: Namespace) -> int:
             wanted, folder, _runner(args), tell, args.allow_code,
             lambda place, rows: publish(place, wanted, rows, about),
         )  # fmt: skip
-    Console().print(as_table(wanted, rows))
+    out().print(as_table(wanted, rows))
     failed = sum(row.status != "ok" for row in rows)
     known = sum(row.known for row in rows)
     print(f"{len(rows)} points, {failed} failed, {known} known from before")
