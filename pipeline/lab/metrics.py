@@ -132,7 +132,7 @@ METRICS: Mapping[str, Metric] = {
         "prompt tokens from saved state", "", "more", lambda p: sum(r.cached for r in p.replies)
     ),
     "left": Metric(
-        "clients that hung up", "", "", lambda p: sum(r.left for r in p.replies), gives="leave"
+        "clients that hung up", "", "", lambda p: sum(r.left for r in p.replies) or None, gives="leave"
     ),
     "json_valid": Metric(
         "answers that are JSON", "%", "more", valid, kind="quality", gives="forms"
