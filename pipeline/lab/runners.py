@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -77,11 +78,12 @@ class RayRunner:
         here = {"num_cpus": self.workers, "include_dashboard": False} if not self.address else {}
         environment = {} if self.address else {"env_vars": {"PYTHONPATH": _path()}}
         try:
+            _reach(self.address)
             ray.init(
                 address=self.address or "local", runtime_env=environment, log_to_driver=False,
                 logging_level="error", **here,
             )  # fmt: skip
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             what = f"ray: no cluster at {self.address or 'this machine'}: {error}"
             raise OpenError(
                 f"{what}. Start one (ray start --head), or use --runner local"
@@ -109,6 +111,13 @@ def on_worker(job: str) -> dict[str, Any]:
     from pipeline.lab.runners import run_here
 
     return {**run_here(job), "worker": os.getpid()}
+
+
+def _reach(address: str | None) -> None:
+    """OSError at once if nobody listens there; Ray itself would try for minutes."""
+    host, _, port = (address or "").rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=5).close()
 
 
 def _ray() -> Any:
