@@ -14,6 +14,7 @@ import yaml
 from pipeline.errors import ConfigError, Problem, nearest
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where PyYAML has it
+SWEEP = "sweep"  # a recipe's part for `headrace sweep`: no setting of the pipeline
 ALWAYS = "stage"  # the one group nobody chooses from: every file in it is loaded
 
 

@@ -24,7 +24,15 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.catalog import ALWAYS, Catalog, find_recipe, join_defaults, load_yaml, package_folder
+from pipeline.catalog import (
+    ALWAYS,
+    SWEEP,
+    Catalog,
+    find_recipe,
+    join_defaults,
+    load_yaml,
+    package_folder,
+)
 from pipeline.errors import ConfigError, Problem, nearest
 from pipeline.overrides import Choice, Override, Removal, Value, parse
 
@@ -83,7 +91,7 @@ def compose(recipe: str | None, overrides: Sequence[str] = ()) -> Composed:
     known = [str(key) for key in tree]
     _lay(
         tree,
-        {k: v for k, v in body.items() if k != "defaults"},
+        {k: v for k, v in body.items() if k not in ("defaults", SWEEP)},
         f"recipe {path and path.stem}",
         draft,
     )
@@ -116,6 +124,20 @@ def read(raw: str) -> tuple[Any, str | None]:
     if quoted or isinstance(value, list | dict) or (isinstance(value, str) and "${" in value):
         return value, None
     return value, raw
+
+
+def sweep_values(raw: str) -> list[str]:
+    """The values of a sweep in Hydra's grammar (`a,b`, `choice(a,b)`, `range(1,9,2)`, lists of lists);
+    what is no sweep is one value, as typed. ValueError for a sweep without an end."""
+    try:
+        override = OverridesParser.create().parse_override(f"k={raw}")
+    except HydraException:
+        return [raw]
+    if not override.is_sweep_override():
+        return [raw]
+    if not override.is_discrete_sweep():
+        raise ValueError(f"{raw} names no single values. Write a list, choice(…) or range(…)")
+    return list(override.sweep_string_iterator())
 
 
 def _load_recipe(path: Path) -> dict[str, Any]:

@@ -46,6 +46,7 @@ PARTS: Mapping[str, Any] = {
 SETTINGS: Mapping[str, str] = {
     "server": "pipeline.server.settings.ServerSettings",
     "telemetry": "pipeline.trace.Telemetry",
+    "workload": "pipeline.lab.workload.Workload",
 }
 ALLOW_CODE = "HEADRACE_ALLOW_CODE"
 UNSET = "???"

@@ -220,14 +220,15 @@ class Turns:
             self._retire(batch)
 
     def _decode(self, batch: Batch) -> None:
-        began = time.perf_counter()
+        began, drafting = time.perf_counter(), batch.clock.get("draft", 0.0)
         self._run("decode", batch)
+        seconds = time.perf_counter() - began
         self.telemetry.round(batch)
         for sequence in batch.sequences:
             count_round(sequence, self.totals)
             sequence.counts.pop("suspect", None)
             sequence.counts.pop("faults_alone", None)
-        self.totals.counts["rounds"] += 1
+        self.totals.round(batch, seconds - batch.clock.get("draft", 0.0) + drafting)
         self.pipeline.parts["depth"].observe(batch, time.perf_counter() - began)
         self._mark_first_tokens(batch)
         self._retire(batch)

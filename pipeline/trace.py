@@ -53,9 +53,24 @@ class Totals:
 
     counts: Counter[str] = field(default_factory=Counter)
     stage_seconds: dict[str, float] = field(default_factory=dict)
+    # (rows, longest proposal + 1) -> rounds, seconds of them without drafting
+    widths: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
+
+    def round(self, batch: Batch, seconds: float) -> None:
+        """Book a round that has been committed; `seconds` are all but the drafter's."""
+        self.counts["rounds"] += 1
+        proposed = max((len(s.proposal) for s in batch.sequences), default=0)
+        at = (len(batch.sequences), 1 + proposed)
+        rounds, spent = self.widths.get(at, (0, 0.0))
+        self.widths[at] = (rounds + 1, spent + seconds)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"counts": dict(self.counts), "stage_seconds": dict(self.stage_seconds)}
+        widths = [
+            {"rows": rows, "width": width, "rounds": rounds, "seconds": seconds}
+            for (rows, width), (rounds, seconds) in sorted(dict(self.widths).items())
+        ]
+        counts, stages = dict(self.counts), dict(self.stage_seconds)
+        return {"counts": counts, "stage_seconds": stages, "widths": widths}
 
 
 def enter(sequence: Sequence, batch: Batch) -> None:

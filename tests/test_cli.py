@@ -112,7 +112,7 @@ def test_show_open_says_what_the_kv_policy_covers(cli):
     lines = out.splitlines()
     assert code == 0 and lines[0].startswith("# tiny: flow=plain model=tiny ")
     assert lines[1:4] == [
-        "kv=affine bits=8 group_size=64",
+        "kv=affine bits=8 group_size=64 start=0",
         "  covers 4 of 8 layers that keep state",
         "  keeps 4 as the model computes them: recurrent: one state of a fixed size, not one a token",
     ]

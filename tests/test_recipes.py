@@ -13,6 +13,7 @@ from pipeline.build import build
 from pipeline.catalog import Catalog, join_defaults, load_yaml, package_folder, recipes
 from pipeline.compose import compose
 from pipeline.drawing import as_text
+from pipeline.lab.experiment import read
 from pipeline.plan import plan
 
 CATALOG = Catalog(package_folder("conf"))
@@ -24,8 +25,8 @@ OF_ITS_MODEL = {"per_layer": ["kv=native"]}
 # Recipes whose drafter looks into the model: they need one with layers, and a drafter's folder.
 HEADS = {"heads", *KINDS}
 OWN |= {name: ["model.path=some_folder", "drafter.path=some_head"] for name in HEADS}
-# Options for other machines, and spellings of what `auto` chooses.
-ELSEWHERE = {"device": {"metal", "cuda"}, "flow": {"warm"}}  # warm: chosen by the verb cache
+# Options for other machines, spellings of what `auto` chooses, what the verb cache chooses, a file of one's own.
+ELSEWHERE = {"device": {"metal", "cuda"}, "flow": {"warm"}, "workload": {"jsonl"}}
 
 each_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 
@@ -60,7 +61,7 @@ def test_says_goal_command_three_things_to_try_and_what_was_run(path):
     assert head[0].startswith("# Goal: ")
     assert "Run on: " in text
     tries = text.split("Try:")[1].split("Run on:")[0]
-    assert f"headrace generate {path.stem}" in text or f"headrace serve {path.stem}" in text
+    assert any(f"headrace {verb} {path.stem}" in text for verb in ("generate", "serve", "sweep"))
     assert tries.count("headrace ") == 3
 
 
@@ -68,23 +69,32 @@ FLAGS = {"--json", "--raw"}  # options without a value
 
 
 def header_commands(path):
-    """(recipe, overrides) of each command in a recipe's header."""
+    """The overrides of each command in a recipe's header; of a sweep, those of its last point."""
     for line in path.read_text().splitlines():
-        if found := re.match(r"#.* headrace (?:serve|generate|quality) (.*?)(?: +\(.*)?$", line):
-            words = shlex.split(found[1])
+        if found := re.match(
+            r"#.* headrace (serve|generate|quality|bench|sweep) (.*?)(?: +\(.*)?$", line
+        ):
+            words = shlex.split(found[2])
             after_flag = [w.startswith("--") and w not in FLAGS for w in ["", *words]]
             pairs = zip(words, after_flag, strict=False)
-            yield [w for w, is_value in pairs if not is_value and not w.startswith("--")]
+            name, *said = [w for w, is_value in pairs if not is_value and not w.startswith("--")]
+            assert name == path.stem
+            yield read(str(path), said, {}).points[-1].overrides if found[1] == "sweep" else said
 
 
 @each_recipe
 def test_every_command_of_its_header_is_right(path):
     commands = list(header_commands(path))
     assert commands
-    for name, *overrides in commands:
-        assert name == path.stem
-        own = [] if any("path=" in word for word in overrides) else OWN.get(name, [])
+    for overrides in commands:
+        own = [] if any("path=" in word for word in overrides) else OWN.get(path.stem, [])
         assert plan(compose(str(path), [*own, *overrides])).parts
+
+
+def swept(path):
+    """Everything that the points of an experiment choose."""
+    points = read(str(path), [], {}).points if "sweep" in load_yaml(path) else ()
+    return [word for point in points for word in point.overrides]
 
 
 def test_every_option_is_used():
@@ -97,6 +107,9 @@ def test_every_option_is_used():
         for key, option in join_defaults(load_yaml(path)["defaults"]).items():
             names = option if isinstance(option, list) else [option]
             used[key.removeprefix("override ")] |= set(names)
+        for word in swept(path):
+            key, _, option = word.partition("=")
+            used.get(key, set()).add(option)
     for group in base:
         if "@" not in group:
             unused = set(CATALOG.options(group)) - used[group] - ELSEWHERE.get(group, set())

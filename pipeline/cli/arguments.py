@@ -22,7 +22,8 @@ VERBS = {
     "demo": "graph, server, one streamed answer, and where the time went",
     "quality": "what a KV policy costs in quality: KL, top-1 agreement and perplexity against native",
     "capabilities": "what each KV policy can on each kind of layer, tried on tiny models",
-    "bench": "the promised figures against mlx-lm's server and against itself, met or not met",
+    "bench": "measure a recipe under a workload, alone or by turns with another or with mlx-lm's server",
+    "sweep": "measure every point of an experiment, once, and write a table and a report",
 }
 EPILOG = """\
 RECIPE is a name (headrace list) or the path of your own YAML file. After it, GROUP=OPTION chooses
@@ -107,3 +108,10 @@ def add_recipe(parser: Any, *, optional: bool = False) -> None:
         "--allow-code", metavar="PREFIX", action="append", default=[],
         help="also run classes under this package (they are code: allow only what you trust)",
     )  # fmt: skip
+
+
+def count(text: str) -> int:
+    """The type of an option that wants 1 or more."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)

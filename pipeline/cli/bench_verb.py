@@ -1,17 +1,153 @@
-"""`headrace bench [--only NAME …]`: what `make bench` runs."""
+"""`headrace bench RECIPE [key=value …] [--against RECIPE|mlx_lm|mlx_lm_blas] [--repeats N] [--out FOLDER]`."""
 
 from __future__ import annotations
 
+import json
+import shlex
+import tempfile
+import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.cli.arguments import add_recipe, count
+from pipeline.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from pipeline.lab.sides import Checked, Side
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    from pipeline.lab.bench import add_arguments
-
-    add_arguments(parser)
+    add_recipe(parser)
+    parser.add_argument(
+        "--against",
+        metavar="OTHER",
+        help="measure by turns with it: mlx_lm (its server as installed), mlx_lm_blas (given our BLAS), "
+        "or a recipe, with overrides in the same quotes: 'smollm2 kv=kv4'",
+    )
+    parser.add_argument(
+        "--repeats", type=count, default=5, metavar="N", help="measured passes of the workload (5)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="a new folder for result.json (runs/bench/…)"
+    )
 
 
 def run(args: Namespace) -> int:
-    from pipeline.lab.bench import run
+    """0 if it was measured; what cannot start or answer is said as its server said it."""
+    from pipeline.lab.folder import own, write
+    from pipeline.lab.sides import Checked, against
 
-    return run(args)
+    ours = Checked.of(args.recipe, args.overrides, args.allow_code)
+    theirs = against(args.against, ours) if args.against else None
+    started = time.strftime("%Y%m%d-%H%M%S")
+    folder = args.out or Path("runs") / "bench" / f"{ours.name}-{started}"
+    with own(folder, {"kind": "bench", "of": ours.name}, again=False):
+        found = {"command": _command(args), **measured(ours, theirs, args.repeats)}
+        write(folder / "result.json", json.dumps(found, indent=1))
+    _print(found)
+    print(f"{folder / 'result.json'}")
+    return 0
+
+
+def measured(ours: Checked, theirs: Checked | str | None, repeats: int) -> dict[str, Any]:
+    """The result of one or two contestants, with a progress bar on the terminal."""
+    from pipeline.cli.progress import bar
+    from pipeline.lab.comparison import measure, result
+    from pipeline.lab.sse import BenchError
+
+    with tempfile.TemporaryDirectory(prefix="headrace-") as place, bar() as say:
+        sides = _sides(ours, theirs, Path(place))
+        try:
+            passes = measure(sides, ours.workload, repeats, ours.threads, say)
+        except BenchError as error:
+            if error.code in (None, 2):
+                raise HeadraceError(str(error)) from error
+            raise
+    return result(sides, passes, ours.workload, ours.threads)
+
+
+def _sides(ours: Checked, theirs: Checked | str | None, place: Path) -> list[Side]:
+    from pipeline.lab.sides import rival
+
+    sides = [ours.side(ours.name, place, ours.threads)]
+    if isinstance(theirs, str):
+        sides.append(rival(theirs, ours, place, ours.threads))
+    elif theirs is not None:
+        name = theirs.name if theirs.name != ours.name else f"{theirs.name} (against)"
+        sides.append(theirs.side(name, place, ours.threads))
+    return sides
+
+
+def _command(args: Namespace) -> str:
+    more = ["--against", args.against] if args.against else []
+    words = ["headrace", "bench", args.recipe, *args.overrides, *more, "--repeats", args.repeats]
+    return shlex.join(map(str, words))
+
+
+def _print(found: Mapping[str, Any]) -> None:
+    from pipeline.cli.progress import out
+
+    console = out()
+    contestants = found["contestants"]
+    console.print(_figures(contestants, found.get("comparison", {}), found["repeats"]))
+    for one in contestants:
+        if lines := _more(one):
+            console.print("\n".join([f"{one['name']}:", *lines]), highlight=False, soft_wrap=True)
+    if "same_answers" in found:
+        same, of = found["same_answers"]
+        console.print(f"the same text in {same} of {of} answers", highlight=False)
+
+
+def _figures(
+    contestants: Sequence[Mapping[str, Any]], ratios: Mapping[str, Any], repeats: int
+) -> Any:
+    """Median, lowest and highest of each metric, and the ratio of two contestants."""
+    from rich.table import Table
+
+    from pipeline.lab.metrics import METRICS
+    from pipeline.lab.tables import heading, shown
+
+    title = f"median of {repeats} passes (lowest to highest)"
+    table = Table("", *[one["name"] for one in contestants], title=title, title_justify="left")
+    if ratios:
+        table.add_column("ratio [90 %]")
+    for name in METRICS:
+        figures = [one["figures"].get(name) for one in contestants]
+        if not any(figures):
+            continue
+        cells = [_cell(name, figure, shown) for figure in figures]
+        if ratios:
+            cells.append(_ratio(ratios.get(name)))
+        table.add_row(heading(name), *cells)
+    return table
+
+
+def _cell(name: str, figure: Mapping[str, Any] | None, shown: Any) -> str:
+    if figure is None:
+        return "–"
+    middle, low, high = (shown(name, figure[key]) for key in ("median", "low", "high"))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def _ratio(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    low, high = found["interval"]
+    return f"{found['ratio']:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def _more(one: Mapping[str, Any]) -> list[str]:
+    """Acceptance by position and the time of each stage, where it tells them."""
+    lines = []
+    if drafted := one["drafted_by_position"]:
+        pairs = zip(one["accepted_by_position"], drafted, strict=True)
+        shares = " ".join(f"{a / d:.0%}" for a, d in pairs if d)
+        lines.append(f"  accepted by position: {shares}")
+    seconds = one["stage_seconds"]
+    whole = sum(seconds.values())
+    spent = sorted(((s, n) for n, s in seconds.items() if s >= 0.01 * whole), reverse=True)
+    if whole:
+        lines.append("  time: " + ", ".join(f"{name} {s / whole:.0%}" for s, name in spent))
+    return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -60,8 +61,10 @@ class Contestant:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             assert self._process is not None
-            if self._process.poll() is not None:
-                raise BenchError(f"{self.name} ended at once:\n{self._tail()}")
+            if (code := self._process.poll()) is not None:
+                error = BenchError(f"{self.name} ended at once:\n{self._tail()}")
+                error.code = code
+                raise error
             try:
                 get(self.port, "/health")
                 self.complete("Hello", max_tokens=1)
@@ -89,6 +92,22 @@ class Contestant:
         assert self._process is not None
         pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def forget_peak(self) -> None:
+        """From now on `peak_bytes` is of what follows, without the loading (Linux)."""
+        assert self._process is not None
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{self._process.pid}/clear_refs").write_text("5")
+
+    def peak_bytes(self) -> int | None:
+        """Most resident memory of the process so far (Linux; None elsewhere)."""
+        assert self._process is not None
+        try:
+            lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        except OSError:
+            return None
+        found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+        return int(found[0]) * 1024 if found else None
 
     def complete(self, prompt: str, **fields: Any) -> Reply:
         """A raw text completion, greedy unless said otherwise."""

@@ -19,7 +19,10 @@ from typing import Any
 
 
 class BenchError(RuntimeError):
-    """A contestant did not answer as expected; the figure would mean nothing."""
+    """A contestant did not answer as expected; the figure would mean nothing. `code` is what its
+    process ended with, where it ended: 2 is the user's to mend."""
+
+    code: int | None = None
 
 
 @dataclass
@@ -34,6 +37,8 @@ class Reply:
     tokens: int = 0
     cached: int = 0
     finish: str = ""
+    told: dict[str, Any] = field(default_factory=dict)  # ours: seed, timings, speculation
+    left: bool = False  # the client hung up before the end
 
     @property
     def text(self) -> str:
@@ -86,14 +91,22 @@ def take(reply: Reply, event: Mapping[str, Any], now: float) -> None:
             reply.texts.append(text)
             reply.times.append(now)
         reply.finish = choice.get("finish_reason") or reply.finish
+        reply.told = choice.get("headrace") or reply.told
     if usage := event.get("usage"):
         reply.prompt_tokens = usage["prompt_tokens"]
         reply.tokens = usage["completion_tokens"]
         reply.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
 
-def post(port: int, path: str, body: Mapping[str, Any], timeout_s: float = 300.0) -> Reply:
-    """Stream one completion from 127.0.0.1:`port`. BenchError if it is refused or breaks off."""
+def post(
+    port: int,
+    path: str,
+    body: Mapping[str, Any],
+    timeout_s: float = 300.0,
+    leave_after: int | None = None,
+) -> Reply:
+    """Stream one completion from 127.0.0.1:`port`, or its first `leave_after` pieces of text.
+    BenchError if it is refused or breaks off."""
     data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}})
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     connection.connect()
@@ -107,6 +120,9 @@ def post(port: int, path: str, body: Mapping[str, Any], timeout_s: float = 300.0
             raise BenchError(f"HTTP {response.status}: {response.read(500)!r}")
         for event in events(_lines(response, sock)):
             take(reply, event, time.perf_counter() - reply.began)
+            if leave_after is not None and len(reply.times) >= leave_after:
+                reply.left, reply.tokens = True, len(reply.times)
+                break
         reply.seconds = time.perf_counter() - reply.began
     return reply
 

@@ -1,0 +1,132 @@
+"""One or two contestants under one workload: warm-up, repeats by turns, medians and ratios."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from pipeline.lab.contestants import Contestant, Field
+from pipeline.lab.driving import Pass, drive
+from pipeline.lab.figures import median_interval
+from pipeline.lab.metrics import METRICS, figures, totals
+from pipeline.lab.sides import Side, prepare
+from pipeline.lab.table import machine
+from pipeline.lab.workload import Arrival, Workload
+
+FORMAT = 1
+WARM = -1  # the turn of the warm-up
+Say = Callable[[str, int, int], None]  # what, done, of
+
+
+def silent(what: str, done: int, of: int) -> None:
+    """Says nothing."""
+
+
+def warm_up(workload: Workload) -> list[Arrival]:
+    """A few requests like those of a pass, at once; of a file all, since every pass asks them again."""
+    asked = workload.arrivals(WARM)
+    return asked if workload.path else asked[: max(2, workload.clients)]
+
+
+def measure(
+    sides: Sequence[Side], workload: Workload, repeats: int, threads: int, say: Say = silent
+) -> list[list[Pass]]:
+    """Each side's passes. In one process each, started one after the other; who begins changes from
+    round to round, so that a machine which gets slower meanwhile favours nobody. BenchError if one
+    does not start or does not answer."""
+    of = len(sides) * (repeats + 1)
+    with Field({side.name: side.command for side in sides}, threads) as field:
+        running: list[Contestant] = []
+        for done, side in enumerate(sides):
+            say(f"{side.name}: starts and warms up", done, of)
+            prepare(side)
+            running += field.take(side.name)
+            drive(running[-1], warm_up(workload), workload.clients)
+        found: list[list[Pass]] = [[] for _ in sides]
+        for turn in range(repeats):
+            arrivals = workload.arrivals(turn)
+            for step in range(len(sides)):
+                at = (turn + step) % len(sides)
+                say(
+                    f"{sides[at].name}: pass {turn + 1} of {repeats}",
+                    sum(map(len, found)) + len(sides),
+                    of,
+                )
+                found[at].append(drive(running[at], arrivals, workload.clients))
+        say("done", of, of)
+        return found
+
+
+def result(
+    sides: Sequence[Side], passes: Sequence[Sequence[Pass]], workload: Workload, threads: int
+) -> dict[str, Any]:
+    """All that was measured, and with what: what `result.json` holds."""
+    contestants = [_contestant(side, own) for side, own in zip(sides, passes, strict=True)]
+    found: dict[str, Any] = {
+        "format": FORMAT,
+        "machine": machine(threads),
+        "versions": versions(),
+        "workload": settings(workload),
+        "repeats": len(passes[0]),
+        "contestants": contestants,
+    }
+    if len(sides) == 2:
+        found["comparison"] = compare(*contestants)
+        found["same_answers"] = same_answers(*passes)
+    return found
+
+
+def _contestant(side: Side, passes: Sequence[Pass]) -> dict[str, Any]:
+    """Choices and configuration are null for a rival."""
+    answers = [reply.text for reply in passes[0].replies]
+    return {
+        "name": side.name,
+        "recipe": side.recipe,
+        "overrides": list(side.overrides),
+        "choices": side.choices,
+        "config": side.config,
+        "figures": figures(passes),
+        **totals(passes),
+        "answers": answers,
+    }
+
+
+def settings(workload: Workload) -> dict[str, Any]:
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in vars(workload).items()}
+
+
+def versions() -> dict[str, str]:
+    """Every installed package, since any of them may be why two results differ."""
+    found = {dist.metadata["Name"]: dist.version for dist in metadata.distributions()}
+    return {"python": platform.python_version(), **dict(sorted(found.items()))}
+
+
+def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Metric -> median of the pairs' ratios ours / theirs, and its 90 % interval."""
+    found = {}
+    for name, figure in ours["figures"].items():
+        other = theirs["figures"].get(name, {}).get("samples", ())
+        pairs = list(zip(figure["samples"], other, strict=False))
+        if (
+            METRICS[name].better
+            and len(pairs) == len(figure["samples"])
+            and all(b for _, b in pairs)
+        ):
+            ratios = [a / b for a, b in pairs]
+            low, high = median_interval(ratios)
+            found[name] = {"ratio": statistics.median(ratios), "interval": [low, high]}
+    return found
+
+
+def same_answers(ours: Sequence[Pass], theirs: Sequence[Pass]) -> list[int]:
+    """How many answers are the same text, of how many. (mlx-lm drops a leading space.)"""
+    pairs = [
+        (a.text.lstrip(), b.text.lstrip())
+        for one, other in zip(ours, theirs, strict=True)
+        for a, b in zip(one.replies, other.replies, strict=True)
+        if not (a.left or b.left)
+    ]
+    return [sum(a == b for a, b in pairs), len(pairs)]

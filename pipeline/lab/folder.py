@@ -1,0 +1,92 @@
+"""Where results are written: one run at a time, whole files only, never over somebody else's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from pipeline.errors import HeadraceError
+
+MARK = "headrace.json"  # says whose folder it is: kind, and what of
+LOCK = ".lock"
+
+
+class FolderError(HeadraceError):
+    """The folder cannot be used; the message says what to do."""
+
+
+@contextlib.contextmanager
+def own(folder: Path, mark: Mapping[str, Any], *, again: bool) -> Iterator[Path]:
+    """The folder, locked, while the block runs. It is made if it is not there; with `again` one that
+    bears the same mark is gone on with. FolderError for any other that exists, and while another run
+    has it. If the block fails before anything but the mark was written, the folder is gone again."""
+    existed = folder.exists()
+    _check(folder, mark, again)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        what = (
+            f"another run writes into {folder}. Wait until it ends, or choose another: --out FOLDER"
+        )
+        raise FolderError(what) from None
+    try:
+        _check(folder, mark, again)  # another run may have come and gone meanwhile
+        write(folder / MARK, json.dumps(mark, indent=1))
+        yield folder
+    finally:
+        if {entry.name for entry in folder.iterdir()} <= {MARK, LOCK}:
+            (folder / MARK).unlink(missing_ok=True)
+            (folder / LOCK).unlink(missing_ok=True)
+            if not existed:
+                folder.rmdir()
+        lock.release()
+
+
+def _check(folder: Path, mark: Mapping[str, Any], again: bool) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise FolderError(f"{folder} is a file. Choose another: --out FOLDER")
+    if folder.exists() and any(entry.name != LOCK for entry in folder.iterdir()):
+        _belongs(folder, mark, again)
+
+
+def _belongs(folder: Path, mark: Mapping[str, Any], again: bool) -> None:
+    try:
+        found = json.loads((folder / MARK).read_text("utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if again and found == dict(mark):
+        return
+    if not again and found is not None:
+        whose = "holds results already"
+    elif isinstance(found, Mapping) and "of" in found:
+        whose = f"holds the {found.get('kind')} of {found['of']}"
+    else:
+        whose = "exists, and no run of ours made it"
+    raise FolderError(f"{folder} {whose}. Choose another (--out FOLDER), or remove it.")
+
+
+def write(path: Path, text: str) -> None:
+    """The whole file or none: written beside it, then renamed."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def sweep_leftovers(folder: Path) -> None:
+    """Remove what a killed run of ours left unfinished in a folder that we have locked."""
+    for path in folder.rglob(".*.*"):
+        if re.fullmatch(r"\..+\.\d+", path.name) and path.is_file():
+            path.unlink()

@@ -1,0 +1,139 @@
+"""Who is measured: a recipe with its overrides, or mlx-lm's server with the same weights."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.build import build
+from pipeline.compose import compose
+from pipeline.errors import ConfigError, Problem
+from pipeline.lab.contestants import headrace, mlx_lm, threads_here
+from pipeline.lab.sse import BenchError
+from pipeline.lab.workload import Workload
+from pipeline.plan import plan
+
+RIVALS: Mapping[str, str] = {"mlx_lm": "shipped", "mlx_lm_blas": "ours"}  # name -> its BLAS
+
+
+@dataclass(frozen=True)
+class Side:
+    """One contestant. `command` starts its server, with `{port}` in it; `prepare` comes before."""
+
+    name: str
+    command: tuple[str, ...]
+    recipe: str = ""
+    overrides: tuple[str, ...] = ()
+    choices: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] | None = None
+    prepare: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A recipe that fits together: nothing of it is loaded."""
+
+    recipe: str
+    overrides: tuple[str, ...]
+    allow: tuple[str, ...]
+    choices: Mapping[str, Any]
+    config: Mapping[str, Any]
+    workload: Workload
+    threads: int
+
+    @classmethod
+    def of(cls, recipe: str, overrides: Sequence[str], allow: Sequence[str] = ()) -> Checked:
+        """ConfigError or GraphError with all that is wrong."""
+        built = build(plan(compose(recipe, overrides), allow=allow))
+        threads = built.config["device"].get("threads") or threads_here()
+        choices = dict(built.choices)
+        workload: Workload = built.settings["workload"]
+        problems = _problems(workload, choices, built.phases)
+        if problems:
+            raise ConfigError(problems)
+        return cls(
+            recipe, tuple(overrides), tuple(allow), choices, plain(built.config), workload, threads
+        )
+
+    @property
+    def name(self) -> str:
+        return Path(self.recipe).stem
+
+    def side(self, name: str, folder: Path, threads: int) -> Side:
+        """What it writes to a disk tier goes to `folder`, unless the recipe says where: a measurement
+        finds no state of an earlier one, and leaves none."""
+        own = [*self.overrides]
+        disk = (self.config.get("tier") or {}).get("disk")
+        if disk is not None and disk.get("path") is None:
+            own.append(f"tier.disk.path={folder / name}")
+        allowed = [word for prefix in self.allow for word in ("--allow-code", prefix)]
+        command = [*headrace(self.recipe, *own, threads=threads), *allowed]
+        return Side(name, tuple(command), self.recipe, self.overrides, self.choices, self.config)
+
+
+def _problems(
+    workload: Workload, choices: Mapping[str, Any], phases: Mapping[str, Any]
+) -> list[Problem]:
+    found = []
+    if workload.forms and choices["constraint"] == "none":
+        what = "asks for answers by a JSON schema, and constraint=none knows no forms."
+        found.append(Problem("workload", what, "Add constraint=llguidance"))
+    if not phases.get("decode"):
+        what = f"flow={choices['flow']} answers nothing, so there is nothing to measure."
+        found.append(Problem("flow", what, "Try: flow=plain, or headrace quality RECIPE"))
+    workload.arrivals(0)  # a file that cannot be read says so
+    return found
+
+
+def plain(value: Any) -> Any:
+    """As JSON has it: lists for tuples and sets, text for paths."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def against(name: str, ours: Checked) -> Checked | str:
+    """The other contestant: a rival's name, or a recipe, with overrides of its own in one text."""
+    if name in RIVALS:
+        if ours.workload.forms:
+            what = f"{name}'s server does not know the forms that this workload asks for."
+            raise ConfigError([Problem("--against", what, "Choose another workload.")])
+        _weights(ours)
+        return name
+    recipe, *overrides = shlex.split(name)
+    return Checked.of(recipe, overrides, ours.allow)
+
+
+def _weights(ours: Checked) -> str:
+    """The folder that mlx-lm loads; empty for SmolLM2, whose float32 weights are written for it."""
+    model = ours.choices["model"]
+    if model == "local":
+        return str(Path(ours.config["model"]["path"]).expanduser())
+    if model == "smollm2":
+        return ""
+    what = f"mlx-lm cannot load model={model}: it reads folders in Hugging Face's layout."
+    raise ConfigError([Problem("--against", what, "Try: model=smollm2, or model=local")])
+
+
+def rival(name: str, ours: Checked, folder: Path, threads: int) -> Side:
+    """mlx-lm's own server on the same weights."""
+    weights = _weights(ours)
+    where = Path(weights) if weights else folder / "smollm2-float32"
+    prepare = () if weights else ("-m", "stages.baseline", "prepare", str(where))
+    command = mlx_lm(where, RIVALS[name], threads)
+    return Side(name, tuple(command), prepare=prepare)
+
+
+def prepare(side: Side) -> None:
+    if not side.prepare:
+        return
+    ran = subprocess.run([sys.executable, *side.prepare], capture_output=True, text=True)
+    if ran.returncode:
+        raise BenchError(f"the float32 weights could not be written: {ran.stderr[-2000:]}")

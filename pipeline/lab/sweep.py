@@ -1,0 +1,213 @@
+"""Runs an experiment's points, each once: what is stored under a point's digest is not run again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.catalog import package_folder
+from pipeline.errors import ConfigError, Problem
+from pipeline.identity import digest, file_digest
+from pipeline.lab.experiment import Experiment, Point
+from pipeline.lab.folder import own, sweep_leftovers, write
+from pipeline.lab.jobs import FAILED, OK, Job
+from pipeline.lab.metrics import METRICS
+from pipeline.lab.runners import Runner
+from pipeline.lab.sides import Checked
+from pipeline.lab.table import machine
+
+ON_DISK = ("model", "draft_model", "drafter", "kv", "adapters")  # groups whose files make a result
+ELSEWHERE = ("server", "telemetry")  # groups that change no figure
+SOURCES, NO_STAGE = (".py", ".c", ".h", ".so"), ("pipeline/lab/", "pipeline/cli/")
+FACTS = ("system", "cpu", "cores", "packages")  # of the machine, that make another point of it
+
+
+@dataclass
+class Row:
+    """A point and what is known of it."""
+
+    number: int  # from 1, as in the report
+    label: str
+    overrides: tuple[str, ...]
+    digest: str = ""  # empty: it was refused before it could run
+    workload: str = ""
+    status: str = ""  # ok or failed
+    reason: str = ""
+    known: bool = False  # it had been run before
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def contestant(self) -> Mapping[str, Any]:
+        return self.result["contestants"][0] if self.status == OK else {}
+
+    def figure(self, metric: str) -> Mapping[str, Any] | None:
+        """Median, lowest, highest and samples; None where it has none."""
+        found: Mapping[str, Any] | None = self.contestant.get("figures", {}).get(metric)
+        return found
+
+
+Tell = Callable[[Row, int], None]  # a row that is done, and how many there are
+
+
+def run(
+    experiment: Experiment,
+    folder: Path,
+    runner: Runner,
+    tell: Tell,
+    allow: Sequence[str] = (),
+    finish: Callable[[Path, list[Row]], None] = lambda folder, rows: None,
+) -> list[Row]:
+    """All rows, in order. ConfigError if no point fits together, or a metric can come of none; before
+    that nothing is written. `finish` writes tables and report, while the folder is still ours."""
+    rows, jobs = _check(experiment, allow)
+    mark = {"kind": "sweep", "of": str(_whose(experiment))}
+    with own(folder, mark, again=True):
+        sweep_leftovers(folder)
+        points = folder / "points"
+        points.mkdir(exist_ok=True)
+        waiting = [row for row in rows if row.digest and not _recall(points, row)]
+        for row in rows:
+            if row not in waiting:
+                tell(row, len(rows))
+        try:
+            for index, found in runner([jobs[row.number] for row in waiting]):
+                _take(points, waiting[index], found)
+                tell(waiting[index], len(rows))
+        finally:
+            if not any(points.iterdir()):
+                points.rmdir()
+        finish(folder, rows)
+    return rows
+
+
+def _whose(experiment: Experiment) -> Path | str:
+    shipped = experiment.path.is_relative_to(package_folder("recipes"))
+    return experiment.name if shipped else experiment.path
+
+
+def _check(experiment: Experiment, allow: Sequence[str]) -> tuple[list[Row], dict[int, Job]]:
+    """Each point composed: those that do not fit together have failed already."""
+    rows: dict[str, Row] = {}
+    jobs, refused = {}, []
+    checked: list[Checked] = []
+    facts = _facts()
+    for point in experiment.points:
+        job = _job(experiment, point, allow)
+        row = Row(len(rows) + 1, point.label, point.overrides)
+        try:
+            checked.append(found := Checked.of(job.recipe, job.overrides, allow))
+        except ConfigError as error:
+            row.status, row.reason = FAILED, "; ".join(map(str, error.problems))
+            refused.append(error)
+            rows[f"refused {row.number}"] = row
+            continue
+        row.workload = str(found.choices["workload"])
+        row.digest = identify(job, found, facts)
+        if row.digest not in rows:  # two ways to type one point
+            rows[row.digest] = row
+            jobs[row.number] = job
+    if refused and not checked:
+        raise refused[0]
+    _given(experiment, checked)
+    return list(rows.values()), jobs
+
+
+def _job(experiment: Experiment, point: Point, allow: Sequence[str]) -> Job:
+    return Job(
+        experiment.recipe,
+        point.overrides,
+        tuple(allow),
+        experiment.repeats,
+        experiment.quality_tokens,
+    )
+
+
+def _given(experiment: Experiment, checked: Sequence[Checked]) -> None:
+    """ConfigError for metrics that no workload of these points gives."""
+    offered = {
+        "forms": (any(one.workload.forms for one in checked), "workload=json"),
+        "leave": (any(one.workload.leave for one in checked), "workload=mixed"),
+        "drafts": (any(one.choices["drafter"] != "none" for one in checked), "drafter=ngram"),
+    }
+    problems = []
+    for name in experiment.metrics:
+        needs = METRICS[name].gives
+        if needs and not offered[needs][0]:
+            what = f"no point gives '{name}' ({METRICS[name].title})."
+            hint = f"Leave it out, or add {offered[needs][1]}."
+            problems.append(Problem("metrics", what, hint))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _facts() -> dict[str, Any]:
+    """What else than its configuration makes a point another one: machine, packages, our own code."""
+    here = machine(0)
+    return {**{name: here[name] for name in FACTS}, "code": code()}
+
+
+def code() -> str:
+    """Digest of the sources that a measurement runs: of the engine and its stages, not of the lab."""
+    found = {}
+    for root in map(package_folder, ("pipeline", "stages")):
+        for path in sorted(root.rglob("*")):
+            name = path.relative_to(root.parent).as_posix()
+            if path.suffix in SOURCES and not name.startswith(NO_STAGE):
+                found[name] = file_digest(path)
+    return digest(found)
+
+
+def identify(job: Job, checked: Checked, facts: Mapping[str, Any]) -> str:
+    """The content address of a point: another digest is another measurement."""
+    config = {key: value for key, value in checked.config.items() if key not in ELSEWHERE}
+    return digest(
+        {
+            "config": config,
+            "allow": list(job.allow),
+            "threads": checked.threads,
+            "repeats": job.repeats,
+            "quality_tokens": job.quality_tokens,
+            "files": list(_files(checked)),
+            "facts": facts,
+        }
+    )
+
+
+def _files(checked: Checked) -> Iterator[Any]:
+    """Size and time of what the configuration names on disk; the bytes of a workload's own file."""
+    if checked.workload.path:
+        yield file_digest(Path(checked.workload.path).expanduser())
+    for group in ON_DISK:
+        for name, value in (checked.config.get(group) or {}).items():
+            if isinstance(value, str) and name in ("path", "map"):
+                yield [group, name, *_stamps(Path(value).expanduser())]
+
+
+def _stamps(path: Path) -> Iterator[Any]:
+    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
+    for file in files:
+        yield [file.name, file.stat().st_size, file.stat().st_mtime_ns]
+
+
+def _recall(points: Path, row: Row) -> bool:
+    """Fill the row from an earlier run. What had failed is tried again."""
+    try:
+        stored = json.loads((points / f"{row.digest}.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    if stored.get("status") != OK:
+        return False
+    row.status, row.result, row.known = OK, stored["result"], True
+    return True
+
+
+def _take(points: Path, row: Row, found: Mapping[str, Any]) -> None:
+    row.status = str(found["status"])
+    row.reason = " ".join(str(found.get("reason", "")).split())
+    row.result = {k: v for k, v in found.items() if k not in ("status", "reason")}
+    stored = {**asdict(row), "when": time.strftime("%Y-%m-%d %H:%M:%S")}
+    write(points / f"{row.digest}.json", json.dumps(stored, indent=1))

@@ -1,0 +1,117 @@
+"""A sweep's rows as a terminal table, as CSV and as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pipeline.lab.experiment import Experiment
+from pipeline.lab.jobs import OK
+from pipeline.lab.metrics import METRICS
+from pipeline.lab.sweep import Row
+
+
+def shown(metric: str, value: float | None) -> str:
+    """A figure with its unit's usual precision; a dash where there is none."""
+    if value is None:
+        return "–"
+    unit = METRICS[metric].unit
+    if unit == "%":
+        return f"{100 * value:.0f}"
+    if metric == "kl":
+        return f"{value:.2g}"
+    if unit in ("MB", "B") or value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def with_unit(metric: str, value: float | None) -> str:
+    unit = METRICS[metric].unit
+    space = "" if unit in ("%", "/s") else " "
+    return f"{shown(metric, value)}{space}{unit}".strip() if value is not None else "–"
+
+
+def heading(metric: str) -> str:
+    unit = METRICS[metric].unit
+    return f"{METRICS[metric].title} ({unit})" if unit else METRICS[metric].title
+
+
+def median(row: Row, metric: str) -> float | None:
+    figure = row.figure(metric)
+    return None if figure is None else float(figure["median"])
+
+
+def short(label: str) -> str:
+    """A point's name in a plot or a table: its options and values without what their keys repeat."""
+    words = [word for word in label.split(" ") if not word.startswith("workload=")]
+    return " ".join(map(short_word, words)) or label
+
+
+def short_word(word: str) -> str:
+    key, _, value = word.partition("=")
+    return f"{key.rpartition('.')[2]} {value}" if "." in key else value or key
+
+
+def repeat(experiment: Experiment, row: Row) -> list[str]:
+    """Commands that measure this point again, and its quality where it was asked for."""
+    own = [shlex.quote(text) for text in row.overrides]
+    words = " ".join([shlex.quote(experiment.recipe), *own])
+    found = [f"headrace bench {words} --repeats {experiment.repeats}"]
+    if experiment.quality_tokens:
+        found.append(f"headrace quality {words} --tokens {experiment.quality_tokens}")
+    return found
+
+
+def as_csv(experiment: Experiment, rows: Sequence[Row]) -> str:
+    """A line a point: what it is, how it went, and median, lowest and highest of every metric."""
+    text = io.StringIO()
+    names = [
+        name
+        for name in METRICS
+        if name in experiment.metrics or any(row.figure(name) for row in rows)
+    ]
+    columns = [f"{name}{end}" for name in names for end in ("", "_low", "_high")]
+    out = csv.writer(text, lineterminator="\n")
+    out.writerow(["number", "point", "workload", "status", "reason", "known", *columns, "repeat"])
+    for row in rows:
+        figures = [row.figure(name) or {} for name in names]
+        values = [one.get(key) for one in figures for key in ("median", "low", "high")]
+        told = [row.number, row.label, row.workload, row.status, row.reason, row.known]
+        out.writerow([*told, *values, "; ".join(repeat(experiment, row))])
+    return text.getvalue()
+
+
+def as_json(experiment: Experiment, rows: Sequence[Row], about: Mapping[str, Any]) -> str:
+    points = [{**asdict(row), "repeat": repeat(experiment, row)} for row in rows]
+    whole = {
+        "experiment": experiment.name, "goal": experiment.goal, "recipe": experiment.recipe,
+        "metrics": experiment.metrics, "repeats": experiment.repeats,
+        "quality_tokens": experiment.quality_tokens, **about, "points": points,
+    }  # fmt: skip
+    return json.dumps(whole, indent=1)
+
+
+def as_table(experiment: Experiment, rows: Sequence[Row]) -> Any:
+    """Rich's table of the metrics that were asked for."""
+    from rich.table import Table
+
+    table = Table(title=experiment.goal, title_justify="left")
+    table.add_column("#", justify="right")
+    table.add_column("point", overflow="fold", min_width=12)
+    several = len({row.workload for row in rows if row.workload}) > 1
+    if several:
+        table.add_column("workload")
+    for name in experiment.metrics:
+        table.add_column(heading(name), justify="right")
+    table.add_column("")
+    for row in rows:
+        values = [shown(name, median(row, name)) for name in experiment.metrics]
+        note = ("known" if row.known else "") if row.status == OK else f"failed: {row.reason}"
+        told = [short(row.label), row.workload] if several else [short(row.label)]
+        table.add_row(str(row.number), *told, *values, note)
+    return table

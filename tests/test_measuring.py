@@ -1,0 +1,196 @@
+"""From replies to figures, and who is measured. One recipe is really measured; no time is asserted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support import serving, together
+
+from pipeline.cli import main
+from pipeline.errors import ConfigError
+from pipeline.lab.comparison import compare, same_answers, warm_up
+from pipeline.lab.driving import Pass, less
+from pipeline.lab.metrics import METRICS, figures, percentile, totals
+from pipeline.lab.sides import Checked, against
+from pipeline.lab.sse import Reply
+from pipeline.lab.workload import Workload
+
+
+def reply(text="a b", times=(1.0, 1.5, 2.5), tokens=6, left=False):
+    by_position = {"drafted_by_position": [2, 2], "accepted_by_position": [2, 1]}
+    told = {"speculation": {"rounds": 3, "drafted": 4, "accepted": 3, **by_position}}
+    return Reply(0.0, [text] * len(times), list(times), 3.0, 9, tokens, 2, "stop", told, left)
+
+
+def passed(*replies, **more):
+    counted = {
+        "counts": {"drafted": 4, "accepted": 3},
+        "stage_seconds": {"verify": 0.5},
+        "widths": [{"rows": 1, "width": 3, "rounds": 2, "seconds": 0.2}],
+        "kv": {"bytes_per_token": 128.0},
+    }
+    return Pass(list(replies), 2.0, counted, **{"forms": [False] * len(replies), **more})
+
+
+def test_figures_of_passes():
+    found = figures([passed(reply(), reply()), passed(reply(), peak_bytes=5_000_000)])
+    assert found["tokens_per_s"]["samples"] == [6.0, 3.0]
+    assert found["tokens_per_s"] | {"samples": 0} == {
+        "median": 4.5,
+        "low": 3,
+        "high": 6,
+        "samples": 0,
+    }
+    assert found["ttft_ms"]["median"] == 1000
+    assert (found["gap_p50_ms"]["median"], found["gap_p99_ms"]["median"]) == (500, 1000)
+    assert found["request_tokens_per_s"]["median"] == pytest.approx(5 / 1.5)
+    assert found["acceptance"]["median"] == 0.75
+    assert found["tokens_per_round"]["median"] == 2
+    assert found["cached_tokens"]["samples"] == [4, 2]
+    assert found["kv_bytes_per_token"]["median"] == 128
+    assert found["peak_mb"]["samples"] == [5.0]
+    assert "json_valid" not in found
+
+
+def test_answers_that_should_have_a_form_are_read_as_json():
+    done = passed(
+        reply('{"a": 1', (1.0,)), reply('{"a": 1}', (1.0,)), reply("x"), forms=[True, True, False]
+    )
+    assert METRICS["json_valid"].of(done) == 0.5
+
+
+def test_percentiles_are_of_the_nearest_rank():
+    values = [float(n) for n in range(1, 101)]
+    assert [percentile(values, share) for share in (0.5, 0.95, 0.99, 1)] == [50, 95, 99, 100]
+    assert percentile([7.0], 0.99) == 7
+    assert percentile([], 0.5) is None
+
+
+def test_totals_are_over_all_passes():
+    found = totals([passed(reply()), passed(reply(), reply())])
+    assert found["drafted_by_position"] == [6, 6]
+    assert found["accepted_by_position"] == [6, 3]
+    assert found["stage_seconds"] == {"verify": 1.0}
+    assert found["widths"] == [{"rows": 1, "width": 3, "rounds": 4, "seconds": 0.4}]
+
+
+def test_what_the_server_counted_before_a_pass_is_not_the_pass():
+    def told(rounds, seconds):
+        return {
+            "kv": {}, "counts": {"rounds": rounds}, "stage_seconds": {"verify": seconds},
+            "widths": [{"rows": 1, "width": 1, "rounds": rounds, "seconds": seconds}],
+        }  # fmt: skip
+
+    found = less(told(5, 2.0), told(3, 1.5))
+    assert (found["counts"], found["stage_seconds"]) == ({"rounds": 2}, {"verify": 0.5})
+    assert found["widths"] == [{"rows": 1, "width": 1, "rounds": 2, "seconds": 0.5}]
+    assert less({}, {}) == {}
+
+
+def test_two_contestants_are_compared_pass_by_pass():
+    ours, theirs = ([passed(reply()), passed(reply(tokens=12))] for _ in range(2))
+    theirs[1].replies[0].texts[0] = "else"
+    found = compare({"figures": figures(ours)}, {"figures": figures(theirs)})
+    assert found["tokens_per_s"] == {"ratio": 1.0, "interval": [1.0, 1.0]}
+    assert "prompt_tokens" not in found
+    assert same_answers(ours, theirs) == [1, 2]
+
+
+def test_the_warm_up_is_short_unless_the_requests_are_always_the_same(tmp_path):
+    assert len(warm_up(Workload(requests=9))) == 2
+    assert len(warm_up(Workload(requests=9, clients=4))) == 4
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": "x"}\n' * 7)
+    assert len(warm_up(Workload(texts=["file"], path=str(file)))) == 7
+
+
+def test_a_measurement_has_a_disk_tier_of_its_own(tmp_path):
+    checked = Checked.of("fake", ["tier=[ram,disk]"])
+    assert any(
+        f"tier.disk.path={tmp_path}" in word for word in checked.side("a", tmp_path, 1).command
+    )
+    named = Checked.of("fake", ["tier=[ram,disk]", "tier.disk.path=/else"])
+    assert not any(str(tmp_path) in word for word in named.side("a", tmp_path, 1).command)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (["workload=json", "constraint=none"], "workload: asks for answers by a JSON schema"),
+        (["flow=score", "drafter=none"], "flow: flow=score answers nothing"),
+        (
+            ["workload.requets=3"],
+            "workload.requets: Workload takes no 'requets'. Did you mean 'requests'?",
+        ),
+    ],
+)
+def test_a_recipe_that_cannot_be_measured_is_refused_before_anything_starts(overrides, text):
+    with pytest.raises(ConfigError) as caught:
+        Checked.of("fake", overrides)
+    assert text in str(caught.value)
+
+
+def test_who_mlx_lm_can_be_compared_with():
+    assert against("mlx_lm", Checked.of("smollm2", [])) == "mlx_lm"
+    assert against("fake depth.max=2", Checked.of("fake", [])).overrides == ("depth.max=2",)
+    with pytest.raises(ConfigError, match="mlx-lm cannot load model=fake"):
+        against("mlx_lm", Checked.of("fake", []))
+    with pytest.raises(ConfigError, match="does not know the forms"):
+        against("mlx_lm", Checked.of("smollm2", ["workload=json"]))
+
+
+def test_bench_measures_two_recipes_by_turns_and_writes_what_it_found(tmp_path, capsys):
+    out = tmp_path / "new"
+    words = [
+        "bench",
+        "fake",
+        "model.layers=2",
+        "drafter=random",
+        "workload=mixed",
+        "workload.rate=null",
+        "workload.requests=4",
+    ]
+    other = "fake model.layers=2 drafter=none"
+    code = main([*words, "--against", other, "--repeats", "2", "--out", str(out)])
+    said = capsys.readouterr().out
+    assert code == 0
+    found = json.loads((out / "result.json").read_text())
+    ours, theirs = found["contestants"]
+    assert found["repeats"] == 2 and found["versions"]["headrace"]
+    assert ours["choices"]["drafter"] == "random" and theirs["choices"]["drafter"] == "none"
+    assert ours["config"]["model"]["layers"] == 2
+    for name in (
+        "tokens_per_s",
+        "ttft_ms",
+        "gap_p99_ms",
+        "acceptance",
+        "kv_bytes_per_token",
+        "cached_tokens",
+    ):
+        assert len(ours["figures"][name]["samples"]) == 2, name
+    assert ours["stage_seconds"]["verify"] > 0
+    assert sum(one["rounds"] for one in ours["widths"]) > 0
+    same, of = found["same_answers"]
+    assert same == of > 0, "a drafter changed an answer"
+    assert "tokens a second in all" in said and f"the same text in {of} of {of} answers" in said
+    again = main([*words, "--out", str(out)])
+    assert again == 2
+    assert f"{out} holds results already. Choose another (--out FOLDER)" in capsys.readouterr().err
+
+
+def test_bench_leaves_nothing_where_the_server_does_not_start(tmp_path, capsys):
+    out = tmp_path / "new"
+    assert main(["bench", "gguf", f"model.path={tmp_path / 'no.gguf'}", "--out", str(out)]) == 2
+    assert "no.gguf" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_rounds_are_counted_by_rows_and_width():
+    with serving("drafter=random", "depth.max=3", "model.layers=2", recipe="fake") as engine:
+        together(engine, ["one", "two"], max_tokens=12, ignore_eos=True)
+        stats = engine.stats()
+    assert sum(one["rounds"] for one in stats["widths"]) == stats["counts"]["rounds"]
+    assert max(one["width"] for one in stats["widths"]) == 4
+    assert {one["rows"] for one in stats["widths"]} <= {1, 2}
+    assert all(one["seconds"] > 0 for one in stats["widths"])

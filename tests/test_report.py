@@ -1,0 +1,153 @@
+"""The report in a real browser: from disk, on a desk, on a phone, in the dark and on paper."""
+
+from __future__ import annotations
+
+import base64
+import re
+from contextlib import contextmanager
+from shutil import which
+
+import lab_rows
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+from pipeline.lab.report import as_html, front
+from pipeline.lab.tables import as_csv, repeat, short, shown, with_unit
+
+ABOUT = {"command": "headrace sweep kv_quality", "date": "2026-11-30 07:00"}
+SIZES = {"desk": 1280, "phone": 390}
+BOXES = """
+const seen = [];
+for (const svg of document.querySelectorAll('figure svg')) {
+  const frame = svg.getBoundingClientRect();
+  const texts = [...svg.querySelectorAll('text')].map(text => text.getBoundingClientRect());
+  const out = texts.filter(b => b.left < frame.left - 1 || b.right > frame.right + 1 || b.top < frame.top - 1
+    || b.bottom > frame.bottom + 1).length;
+  const small = Math.min(...texts.map(box => Math.min(box.width, box.height)));
+  seen.push({width: frame.width, height: frame.height, texts: texts.length, out, small});
+}
+return {
+  seen, wide: document.documentElement.scrollWidth - window.innerWidth,
+  asked: performance.getEntriesByType('resource').map(entry => entry.name),
+  ink: getComputedStyle(document.body).color, page: getComputedStyle(document.body).backgroundColor,
+  label: getComputedStyle(document.querySelector('figure svg text')).fill,
+};
+"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    html = as_html(lab_rows.experiment(), lab_rows.rows(), ABOUT)
+    file = tmp_path_factory.mktemp("report") / "report.html"
+    file.write_text(html, encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def browser():
+    options = webdriver.ChromeOptions()
+    options.binary_location = which("chromium") or which("google-chrome")
+    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(which("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+@contextmanager
+def screen(browser, width, scheme="light"):
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    yield
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_it_opens_from_disk_and_everything_is_inside(browser, page, size):
+    with screen(browser, SIZES[size]):
+        browser.get(page.as_uri())
+        found = browser.execute_script(BOXES)
+    assert found["wide"] <= 0, "wider than the screen"
+    assert found["asked"] == [], "something is loaded from elsewhere"
+    assert browser.get_log("browser") == []
+    # 3 pairs of axes, acceptance and stages for each of two workloads; one of widths
+    assert len(found["seen"]) == 2 * 3 + 2 + 1 + 2
+    for drawing in found["seen"]:
+        assert drawing["texts"] > 8 and drawing["out"] == 0, drawing
+        assert drawing["small"] > 4 and 280 < drawing["width"] <= 480, drawing
+    assert "7,200" in browser.find_element("tag name", "table").text
+
+
+def test_it_follows_a_dark_screen(browser, page):
+    with screen(browser, 1280, "dark"):
+        browser.get(page.as_uri())
+        found = browser.execute_script(BOXES)
+    light = lambda colour: sum(map(int, re.findall(r"\d+", colour)[:3])) > 380  # noqa: E731
+    assert light(found["ink"]) and light(found["label"]) and not light(found["page"])
+
+
+def test_it_can_be_printed(browser, page):
+    browser.get(page.as_uri())
+    printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": False})
+    pdf = base64.b64decode(printed["data"])
+    assert pdf.startswith(b"%PDF")
+    assert 2 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 9
+
+
+def test_it_needs_nothing_from_elsewhere_and_says_what_was_asked():
+    html = as_html(lab_rows.experiment(), lab_rows.rows(), ABOUT)
+    links = re.findall(r'(?:src|href)="([^"]*)"|url\(([^)]*)\)|@import', html)
+    assert all((a or b).startswith("#") for a, b in links)
+    assert "<script" not in html
+    ids = re.findall(r' id="([^"]*)"', html)
+    assert len(ids) == len(set(ids)), "two drawings share an id"
+    for row in lab_rows.rows():
+        assert all(line in html for line in repeat(lab_rows.experiment(), row))
+    assert "1 failed" in html and "heads of 16 have no 64" in html
+    assert "long_prompt: best tokens a second in all: native, 33.0/s" in html
+
+
+def test_names_and_reasons_are_text_not_markup():
+    rows = lab_rows.rows()
+    rows[-1].reason = rows[-1].label = "<script>alert(1)</script> & 'x'"
+    rows[0].label = "model.name=<b>"
+    html = as_html(lab_rows.experiment(), rows, ABOUT)
+    assert "<script" not in html and "<b>\n" not in html
+    assert "&lt;script&gt;" in html
+
+
+def test_a_sweep_in_which_all_failed_still_has_a_report():
+    html = as_html(lab_rows.experiment(), lab_rows.rows()[-1:], ABOUT)
+    assert "<svg" not in html and "1 failed" in html
+
+
+def test_the_front_is_what_no_other_point_beats():
+    spots = front(lab_rows.rows()[:6], "tokens_per_s", "kv_bytes_per_token")
+    assert {spot.label for spot in spots if spot.best} == {
+        "native",
+        "rotated k_bits 4 v_bits 3",
+        "kv4",
+    }
+    assert len(spots) == 6
+
+
+def test_short_names_keep_what_tells_points_apart():
+    assert short("kv=kv4 kv.bits=2 workload=chat") == "kv4 bits 2"
+    assert short("tier=[ram,disk]") == "[ram,disk]"
+    assert short("workload=chat") == "workload=chat"
+
+
+def test_figures_are_shown_with_what_can_be_read_of_them():
+    assert [shown("kl", 0.00031), shown("top1", 0.914), shown("peak_mb", 1234.5)] == [
+        "0.00031",
+        "91",
+        "1,234",
+    ]
+    assert [with_unit("ttft_ms", 3.14159), with_unit("tokens_per_s", None)] == ["3.14 ms", "–"]
+    text = as_csv(lab_rows.experiment(), lab_rows.rows())
+    assert text.splitlines()[0].startswith("number,point,workload,status,reason,known,tokens_per_s")
+    assert len(text.splitlines()) == 14

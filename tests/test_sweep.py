@@ -1,0 +1,299 @@
+"""Experiments become points, points become rows; each is run once, whatever happens in between."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from lab_rows import contestant
+
+from pipeline.catalog import package_folder
+from pipeline.cli import main
+from pipeline.errors import ConfigError
+from pipeline.lab import experiment, sweep
+from pipeline.lab.folder import LOCK, FolderError, own, write
+from pipeline.lab.jobs import Job, parse
+from pipeline.lab.table import machine
+
+SHIPPED = ("kv_quality", "drafters", "depth", "tiers", "rows")
+FAKE = ("model.layers=2",)
+
+
+def points(recipe, *overrides, **asked):
+    return [" ".join(point.own) for point in experiment.read(recipe, overrides, asked).points]
+
+
+def recipe(folder, body, name="mine"):
+    file = folder / f"{name}.yaml"
+    file.write_text(
+        f"# Goal: a question.\ndefaults: [base, override flow: speculative, _self_]\n{body}\n"
+    )
+    return str(file)
+
+
+class Runner:
+    """Runs nothing: notes what it was asked, and answers at once. Stops after `most`, as if killed."""
+
+    def __init__(self, most=99, bad=()):
+        self.asked, self.most, self.bad = [], most, bad
+
+    def __call__(self, jobs):
+        for index, job in enumerate(jobs):
+            if len(self.asked) == self.most:
+                raise KeyboardInterrupt
+            self.asked.append(job)
+            if any(word in self.bad for word in job.overrides):
+                yield index, {"status": "failed", "reason": "no\nroom"}
+                continue
+            made = contestant("kv=native", 10.0, 64.0, 0.0)
+            yield index, {"status": "ok", "machine": machine(1), "contestants": [made]}
+
+
+def run(wanted, folder, runner, tell=lambda row, of: None):
+    return sweep.run(wanted, folder, runner, tell)
+
+
+def read(*overrides, recipe="fake", **asked):
+    return experiment.read(recipe, [*FAKE, *overrides], asked)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "own"),
+    [
+        (["kv=native,kv8"], ["kv=native", "kv=kv8"]),
+        (["depth.max=choice(2,4)"], ["depth.max=2", "depth.max=4"]),
+        (["depth.max=range(1,6,2)"], ["depth.max=1", "depth.max=3", "depth.max=5"]),
+        (["tier=[],[ram]", "sampler.top_p=0.5"], ["tier=[]", "tier=[ram]"]),
+        (
+            ["drafter=none,ngram", "kv=native,kv8"],
+            [
+                "drafter=none kv=native",
+                "drafter=none kv=kv8",
+                "drafter=ngram kv=native",
+                "drafter=ngram kv=kv8",
+            ],
+        ),
+    ],
+)
+def test_hydras_sweep_grammar(overrides, own):
+    assert points("fake", *overrides) == own
+
+
+def test_cases_go_with_every_parameter_and_the_command_line_wins(tmp_path):
+    file = recipe(
+        tmp_path,
+        """sweep:
+  cases: [drafter=none, "drafter=ngram,suffix depth.max=4"]
+  params: {workload: "chat,copy_edit", limits.max_rows: [1, 2]}
+  metrics: [tokens_per_s]""",
+    )
+    found = points(file, "workload=chat")
+    assert found == [
+        "drafter=none limits.max_rows=1",
+        "drafter=none limits.max_rows=2",
+        "drafter=ngram depth.max=4 limits.max_rows=1",
+        "drafter=ngram depth.max=4 limits.max_rows=2",
+        "drafter=suffix depth.max=4 limits.max_rows=1",
+        "drafter=suffix depth.max=4 limits.max_rows=2",
+    ]
+    every = experiment.read(file, ["workload=chat"], {}).points[0].overrides
+    assert "workload=chat" in every
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_point_of_a_shipped_experiment_fits_together(name, tmp_path):
+    runner = Runner()
+    rows = run(experiment.read(name, [], {}), tmp_path / "new", runner)
+    assert len(rows) == len(runner.asked) > 3
+    assert all(row.status == "ok" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("", "mine.yaml: has no points to compare"),
+        ("sweep: {params: {}}", "Experiments that have points: kv_quality, drafters"),
+        ("sweep: {parms: {kv: native}}", "sweep.parms: no such setting. Did you mean 'params'?"),
+        ("sweep: {metrics: kl}", "sweep.metrics: wants a list, got 'kl'."),
+        ("sweep: {repeats: 0}", "sweep.repeats: wants 1 or more, got 0."),
+        ('sweep: {params: {depth.max: "interval(1,4)"}}', "depth.max: interval(1,4) names no single values."),
+        ('sweep: {params: {kv: "native,kv8"}, metrics: [tokens_per_sec]}', "Did you mean 'tokens_per_s'?"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_an_experiment_is_said(tmp_path, body, text):
+    with pytest.raises(ConfigError) as caught:
+        experiment.read(recipe(tmp_path, body), [], {})
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [
+        ("json_valid", "no point gives 'json_valid' (answers that are JSON). Leave it out, or add workload=json."),
+        ("left", "add workload=mixed."),
+        ("acceptance", "add drafter=ngram."),
+    ],
+)  # fmt: skip
+def test_a_metric_that_no_point_gives_is_named_before_anything_is_written(tmp_path, metric, text):
+    wanted = read("drafter=none", "depth.max=1,2", metrics=[metric])
+    with pytest.raises(ConfigError) as caught:
+        run(wanted, tmp_path / "new", Runner())
+    assert text in str(caught.value)
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_interrupted_sweep_goes_on_and_runs_no_point_twice(tmp_path):
+    folder, first, second, third = tmp_path / "new", Runner(most=2), Runner(), Runner()
+    with pytest.raises(KeyboardInterrupt):
+        run(read("depth.max=1,2,3,4"), folder, first)
+    rows = run(read("depth.max=1,2,3,4"), folder, second)
+    assert [row.known for row in rows] == [True, True, False, False]
+    assert [job.overrides[0] for job in (*first.asked, *second.asked)] == [
+        "depth.max=1", "depth.max=2", "depth.max=3", "depth.max=4",
+    ]  # fmt: skip
+    # other points of the same experiment: what is known is not run again
+    assert [row.known for row in run(read("depth.max=2,5"), folder, third)] == [True, False]
+    assert len(third.asked) == 1
+
+
+def test_what_changes_a_result_makes_another_point(tmp_path):
+    folder = tmp_path / "new"
+    run(read("depth.max=1,2"), folder, Runner())
+    for other in (
+        read("depth.max=1,2", repeats=9),
+        read("depth.max=1,2", "workload.seed=5"),
+        read("depth.max=1,2", metrics=["kl"]),
+    ):
+        runner = Runner()
+        run(other, folder, runner)
+        assert len(runner.asked) == 2
+    runner = Runner()
+    run(read("depth.max=1,2", "server.port=9999"), folder, runner)
+    assert runner.asked == []
+
+
+def test_a_failed_point_is_a_row_and_is_tried_again(tmp_path):
+    folder = tmp_path / "new"
+    rows = run(read("depth.max=1,2"), folder, Runner(bad=["depth.max=2"]))
+    assert [row.status for row in rows] == ["ok", "failed"]
+    assert rows[1].reason == "no room"
+    again = Runner()
+    assert [row.status for row in run(read("depth.max=1,2"), folder, again)] == ["ok", "ok"]
+    assert len(again.asked) == 1
+
+
+def test_a_point_that_does_not_fit_together_is_a_row_and_all_such_are_an_error(tmp_path):
+    rows = run(read("depth.max=1,many"), tmp_path / "new", Runner())
+    assert rows[1].reason.startswith("depth.max: wants a whole number")
+    with pytest.raises(ConfigError, match=r"depth.maxx: Fixed takes no 'maxx'"):
+        run(read("depth.maxx=1,2"), tmp_path / "other", Runner())
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine")
+    with pytest.raises(
+        FolderError, match=r"mine exists, and no run of ours made it. Choose another"
+    ):
+        run(read("depth.max=1,2"), mine, Runner())
+    assert [file.name for file in mine.iterdir()] == ["notes.txt"]
+    run(read("depth.max=1,2"), tmp_path / "new", Runner())
+    other = recipe(tmp_path, 'sweep: {params: {depth.max: "1,2"}}')
+    with pytest.raises(FolderError, match="holds the sweep of fake"):
+        run(experiment.read(other, [], {}), tmp_path / "new", Runner())
+
+
+def test_two_runs_never_write_into_one_folder(tmp_path):
+    folder = tmp_path / "new"
+    run(read("depth.max=1,2"), folder, Runner())
+    with FileLock(folder / LOCK), pytest.raises(FolderError, match="another run writes into"):
+        run(read("depth.max=1,2,3"), folder, Runner())
+    assert len(list((folder / "points").iterdir())) == 2
+
+
+def test_nothing_half_written_stays(tmp_path):
+    with pytest.raises(TypeError):
+        write(tmp_path / "file", 3)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(KeyboardInterrupt):
+        run(read("depth.max=1,2"), tmp_path / "new", Runner(most=0))
+    assert not (tmp_path / "new").exists()
+    with own(tmp_path / "new", {"of": "x"}, again=False):
+        (tmp_path / "new" / "result.json").write_text("{}")
+    assert (tmp_path / "new" / "result.json").exists()
+
+
+def test_how_a_process_died_is_said():
+    assert (
+        parse("", -9, "loading\nKilled\n")["reason"]
+        == "the process ended with signal 9: loading\nKilled"
+    )
+    assert parse('noise\n{"status": "ok"}\n', 0, "")["status"] == "ok"
+    job = Job("fake", ("a=1",), ("mine",), 2, 64)
+    assert Job.from_json(job.to_json()) == job
+
+
+def command(out):
+    words = ["fake", "depth.max=1,2,3", *FAKE, "workload.requests=1", "workload.max_tokens=8"]
+    return [sys.executable, "-m", "pipeline", "sweep", *words, "--repeats", "1", "--out", str(out)]
+
+
+def test_a_killed_sweep_repeats_nothing(tmp_path):
+    """Really killed, with real processes; then gone on with."""
+    out, root = tmp_path / "new", Path(package_folder("pipeline")).parent
+    where = {"cwd": root, "env": {**os.environ, "PYTHONPATH": str(root), "SWEEP": str(out)}}
+    process = subprocess.Popen(command(out), stderr=subprocess.PIPE, text=True, **where)
+    assert process.stderr.readline().startswith("1 of 3  depth.max=1: ok")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    (known,) = (out / "points").glob("*.json")
+    before = known.read_bytes()
+    ended = subprocess.run(command(out), capture_output=True, text=True, **where)
+    assert ended.returncode == 0, ended.stderr
+    assert "1 of 3  depth.max=1: known from before" in ended.stderr
+    assert "3 points, 0 failed, 1 known from before" in ended.stdout
+    assert known.read_bytes() == before
+    table = list(csv.DictReader((out / "results.csv").open()))
+    assert [row["status"] for row in table] == ["ok"] * 3
+    assert all(float(row["tokens_per_s"]) > 0 for row in table)
+    assert json.loads((out / "results.json").read_text())["points"][2]["label"] == "depth.max=3"
+    assert "<svg" in (out / "report.html").read_text()
+    assert gone(f"SWEEP={out}")
+
+
+def gone(mark):
+    """The killed sweep's point has noticed, and has stopped its server."""
+    for _ in range(300):
+        if not any(mark in _environment(pid) for pid in Path("/proc").glob("[0-9]*")):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _environment(pid):
+    try:
+        return (pid / "environ").read_text()
+    except OSError:
+        return ""
+
+
+def test_failures_are_rows_and_the_exit_code_is_1(tmp_path, capsys):
+    out = tmp_path / "new"
+    words = [*command(out)[3:-4], "depth.max=1,many", "--repeats", "1", "--out", str(out)]
+    assert main(words) == 1
+    said = capsys.readouterr()
+    assert "2 points, 1 failed, 0 known from before" in said.out
+    assert "2 of 2  depth.max=many" in said.err or "1 of 2  depth.max=many" in said.err
+    assert "depth.max: wants a whole number, got 'many'." in (
+        out / "report.html"
+    ).read_text().replace("&#39;", "'")
