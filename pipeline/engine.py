@@ -260,7 +260,8 @@ class Engine:
     def _prepare(self, sequence: Sequence) -> None:
         try:
             self._admit(sequence)
-        except Exception as fault:
+        except BaseException as panic:  # of a library in Rust, say: nobody must wait for ever
+            fault = panic if isinstance(panic, Exception) else RuntimeError(repr(panic))
             self.totals.counts["faults"] += not isinstance(fault, HeadraceError)
             sequence.deliver(Failed(fault))
 

@@ -88,6 +88,21 @@ def test_a_cancelled_request_is_not_prepared():
         assert len(seen) < 8
 
 
+def test_a_panic_while_a_request_is_prepared_is_its_failure(monkeypatch):
+    """Libraries in Rust raise what is no Exception; nobody may wait for ever."""
+
+    class Panic(BaseException):
+        pass
+
+    with serving() as engine:
+        tokenize = engine.pipeline.stages["tokenize"]
+        with monkeypatch.context() as patched:
+            patched.setattr(tokenize, "run", lambda batch: (_ for _ in ()).throw(Panic("ouch")))
+            with pytest.raises(RuntimeError, match="ouch"):
+                engine.generate([1, 2, 3], max_tokens=1)
+        assert engine.generate([1, 2, 3], max_tokens=1)["token_ids"]
+
+
 def test_cancels_at_any_moment_leave_nothing_open():
     with fake("model.delay_ms=0.2", "tier=ram") as engine:
         runs = [Running(engine, prompt_ids(9, seed=s), max_tokens=30) for s in range(40)]
