@@ -111,6 +111,37 @@ def compose(recipe: str | None, overrides: Sequence[str] = ()) -> Composed:
     )
 
 
+def recompose(
+    recipe: str, config: Mapping[str, Any], choices: Mapping[str, Any], overrides: Sequence[str]
+) -> Composed:
+    """A configuration that was resolved before (a lock's), with values set over it. No option is joined:
+    choosing another one is a problem."""
+    draft = _Draft(Catalog(package_folder("conf")), choices=dict(choices))
+    tree = OmegaConf.create(dict(config))
+    known = [str(key) for key in tree]
+    parsed = parse(overrides, [*choices, ALWAYS], read)
+    for item in parsed:
+        if isinstance(item, Problem):
+            draft.problems.append(item)
+        elif isinstance(item, Choice):
+            what = "a lock's options are settled."
+            draft.problems.append(
+                Problem(item.key, what, "Choose it in the recipe, and lock that.")
+            )
+    _set_values(tree, parsed, draft)
+    _refuse_unknown(tree, known, draft)
+    resolved = {str(key): _resolved(tree, key, str(key), draft) for key in tree}
+    problems = tuple(draft.problems)
+    return Composed(
+        recipe, resolved, draft.choices, draft.texts, draft.sources, draft.catalog, problems
+    )
+
+
+def literal(text: str) -> str:
+    """The text as OmegaConf must be given it so that no `${` in it is followed."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+
+
 def read(raw: str) -> tuple[Any, str | None]:
     """A typed value by Hydra's grammar, and the text itself where a text may still be wanted."""
     try:
@@ -120,7 +151,7 @@ def read(raw: str) -> tuple[Any, str | None]:
         return raw, raw
     quoted = isinstance(override._value, QuotedString)
     if quoted and isinstance(value, str) and "${" in value:  # literal: OmegaConf would follow it
-        return re.sub(r"(\\*)\$\{", r"\1\1\\${", value), None
+        return literal(value), None
     if quoted or isinstance(value, list | dict) or (isinstance(value, str) and "${" in value):
         return value, None
     return value, raw
@@ -142,6 +173,9 @@ def sweep_values(raw: str) -> list[str]:
 
 def _load_recipe(path: Path) -> dict[str, Any]:
     body = load_yaml(path)
+    if path.name.endswith(".lock.yaml"):
+        hint = "Try: headrace serve, replay or diff with it."
+        raise ConfigError([Problem(str(path), "is a lock, not a recipe.", hint)])
     if not isinstance(body, dict):
         raise ConfigError([Problem(str(path), "a recipe is a YAML mapping.", _EXAMPLE)])
     defaults = body.get("defaults") or []

@@ -1,0 +1,132 @@
+"""One cell: its engine's answers against those of plain decoding, cold and warm, alone and together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from pipeline.engine import Engine
+from pipeline.lab.capabilities import ids
+from pipeline.lab.matrix.cells import Cell
+from pipeline.lab.rounding import within_rounding
+from pipeline.lab.together import Running
+
+SIZES = (4, 30, 17, 41)  # tokens of the prompts, but for two
+FORM = {"regex": r'\{"river": "[a-z]{3,9}", "length": [0-9]{2,5}\}'}  # much of it is forced
+SAMPLED = {"temperature": 0.8, "seed": 7}
+GREEDY = {"temperature": 0.0}
+Ids = list[int]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request of a trial."""
+
+    prompt: Sequence[int]
+    wanted: Mapping[str, Any]
+
+
+def requests(rows: int, constraint: str, length: int) -> list[Asked]:
+    """Four requests for `length` tokens: short and long, greedy and drawn, half of them with a form where
+    forms are taken. Prompts repeat themselves, so that there is something to copy; no two begin alike,
+    and none is known from the run of another number of rows."""
+    forms: list[dict[str, Any]] = [{}, {}, {"grammar": FORM}, {"grammar": FORM}]
+    kinds = [GREEDY, SAMPLED, GREEDY, SAMPLED]
+    found = []
+    for index, (size, kind, form) in enumerate(zip(SIZES, kinds, forms, strict=True)):
+        period, end = ids(7, 10 * rows + index), ids(2, size)
+        wanted = {"max_tokens": length, "ignore_eos": True, **kind}
+        wanted |= form if constraint != "none" else {}
+        found.append(Asked([*(period * 6)[:size], *end], wanted))
+    return found
+
+
+@dataclass
+class Verdict:
+    """What came of one number of rows: `faults` is empty where every promise held."""
+
+    rows: int
+    faults: list[str] = field(default_factory=list)
+    drafted: int = 0
+    cached: int = 0
+    tokens: int = 0
+    roundings: int = 0
+
+
+class Trial:
+    """One engine under trial. `plain`: rows -> the answers of plain decoding, each alone."""
+
+    def __init__(self, engine: Engine, cell: Cell, plain: Mapping[int, Sequence[Ids]], length: int):
+        self.engine, self.cell, self.plain, self.length = engine, cell, plain, length
+        self.exact = engine.pipeline.parts["kv"].identity.get("kv") in ("native", "paged")
+
+    def run(self, rows: int) -> Verdict:
+        """Cold, then warm from every tier."""
+        verdict = Verdict(rows)
+        requested = requests(rows, self.cell.constraint, self.length)
+        ways: dict[str, Callable[[], None]] = dict.fromkeys(("cold", "warm"), lambda: None)
+        if len(self.engine.pipeline.parts["tier"]) > 1:
+            ways["warm from disk"] = self._forget
+        for name, prepare in ways.items():
+            prepare()
+            results = answers(self.engine, requested, rows)
+            self._compare(name, requested, results, verdict)
+        self._look(verdict)
+        return verdict
+
+    def _forget(self) -> None:
+        """Write what is kept to disk, and lose the memory of it."""
+        report = self.engine.flush()
+        assert report["durable"], report
+        self.engine.exclusive(self.engine.pipeline.parts["tier"][0].clear)
+
+    def _compare(
+        self, name: str, requested: Sequence[Asked], results: Sequence[Any], verdict: Verdict
+    ) -> None:
+        for index, (one, result, expected) in enumerate(
+            zip(requested, results, self.plain[verdict.rows], strict=True)
+        ):
+            got = result["token_ids"]
+            verdict.tokens += len(got)
+            verdict.drafted += result["speculation"]["drafted"]
+            if got != expected and not self._rounding(one, got, expected, verdict):
+                at = _parts_at(got, expected)
+                verdict.faults.append(f"{name}: request {index} differs from plain at token {at}")
+        cached = sum(result["cached_tokens"] for result in results)
+        if name == "cold":
+            if cached:
+                verdict.faults.append("cold: something was reused")
+        elif not cached:
+            verdict.faults.append(f"{name}: nothing was reused")
+        verdict.cached += cached
+
+    def _rounding(self, one: Asked, got: Ids, expected: Ids, verdict: Verdict) -> bool:
+        """Answers with a form may end at different lengths; only equally long ones are judged."""
+        if self.exact or len(got) != len(expected):
+            return False
+        judge = partial(within_rounding, self.engine.pipeline.parts, one.prompt, expected, got)
+        near: bool = self.engine.exclusive(judge)
+        verdict.roundings += near
+        return near
+
+    def _look(self, verdict: Verdict) -> None:
+        """A fault that was mended, and a drafter that never drafts, are no successes."""
+        if count := self.engine.stats()["counts"].get("faults", 0):
+            verdict.faults.append(f"{count} faults were mended")
+        if self.cell.drafter != "none" and not verdict.drafted:
+            verdict.faults.append("the drafter proposed nothing")
+
+
+def _parts_at(one: Ids, two: Ids) -> int:
+    same = [a == b for a, b in zip(one, two, strict=False)]
+    return same.index(False) if False in same else len(same)
+
+
+def answers(engine: Engine, requested: Sequence[Asked], rows: int) -> list[dict[str, Any]]:
+    """Each alone, or all at once."""
+    if rows == 1:
+        return [engine.generate(one.prompt, **one.wanted) for one in requested]
+    runs = [Running(engine, one.prompt, **one.wanted) for one in requested]
+    return [run.result() for run in runs]
