@@ -113,7 +113,8 @@ class Trial:
 
     def _look(self, verdict: Verdict) -> None:
         """A fault that was mended, and a drafter that never drafts, are no successes."""
-        if count := self.engine.stats()["counts"].get("faults", 0):
+        counts = self.engine.stats()["counts"]
+        if count := counts.get("faults", 0) + counts.get("draft_faults", 0):
             verdict.faults.append(f"{count} faults were mended")
         if self.cell.drafter != "none" and not verdict.drafted:
             verdict.faults.append("the drafter proposed nothing")
