@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.lab.matrix.cells import FAMILIES, Axes, Cell, Heads, cells, pairwise
 from pipeline.lab.matrix.worker import LENGTH, Outcome, cell_of
 
-COVERED = 10  # tokens of an answer where only a cover is tried
+COVERED = 8  # tokens of an answer where only a cover is tried
 Report = Callable[[Outcome], None]
 
 
