@@ -81,9 +81,9 @@ def test_a_cover_keeps_every_promise(family, heads, tmp_path):
 def test_a_wrong_token_is_a_failing_cell(heads, tmp_path, monkeypatch):
     compare = Trial._compare
 
-    def told(self, name, requested, results, verdict):
+    def told(self, name, results, verdict):
         results[1]["token_ids"][3] += name == "warm"
-        compare(self, name, requested, results, verdict)
+        compare(self, name, results, verdict)
 
     monkeypatch.setattr(Trial, "_compare", told)
     (found,) = Worker(tmp_path, heads).run([Cell("suffix", "native", "llama", rows=(1,))])

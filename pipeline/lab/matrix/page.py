@@ -46,10 +46,9 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     counts = Counter(one.outcome for one in outcomes)
     parts = [f"{counts[name]} {what}" for name, what in SAID.items()]
     share = counts["refused"] / max(len(outcomes), 1)
-    tokens, near = sum(o.tokens for o in outcomes), sum(o.roundings for o in outcomes)
+    tokens = sum(one.tokens for one in outcomes)
     told = f"{tokens:,} tokens were compared, {sum(o.drafted for o in outcomes):,} drafted"
-    rounded = f"; {near} answers under coded policies part at a measured rounding" if near else ""
-    return f"{len(outcomes)} cells: {', '.join(parts)} ({share:.1%}). {told}{rounded}."
+    return f"{len(outcomes)} cells: {', '.join(parts)} ({share:.1%}). {told}."
 
 
 SAID = {"works": "work", "fails": "fail", "refused": "are refused"}

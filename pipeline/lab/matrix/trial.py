@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from pipeline.engine import Engine
 from pipeline.lab.capabilities import ids
 from pipeline.lab.matrix.cells import Cell
-from pipeline.lab.rounding import within_rounding
 from pipeline.lab.together import Running
 
 SIZES = (4, 30, 17, 41)  # tokens of the prompts, but for two
@@ -50,9 +48,7 @@ class Verdict:
     rows: int
     faults: list[str] = field(default_factory=list)
     drafted: int = 0
-    cached: int = 0
     tokens: int = 0
-    roundings: int = 0
 
 
 class Trial:
@@ -60,7 +56,6 @@ class Trial:
 
     def __init__(self, engine: Engine, cell: Cell, plain: Mapping[int, Sequence[Ids]], length: int):
         self.engine, self.cell, self.plain, self.length = engine, cell, plain, length
-        self.exact = engine.pipeline.parts["kv"].identity.get("kv") in ("native", "paged")
 
     def run(self, rows: int) -> Verdict:
         """Cold, then warm from every tier."""
@@ -72,7 +67,7 @@ class Trial:
         for name, prepare in ways.items():
             prepare()
             results = answers(self.engine, requested, rows)
-            self._compare(name, requested, results, verdict)
+            self._compare(name, results, verdict)
         self._look(verdict)
         return verdict
 
@@ -82,16 +77,13 @@ class Trial:
         assert report["durable"], report
         self.engine.exclusive(self.engine.pipeline.parts["tier"][0].clear)
 
-    def _compare(
-        self, name: str, requested: Sequence[Asked], results: Sequence[Any], verdict: Verdict
-    ) -> None:
-        for index, (one, result, expected) in enumerate(
-            zip(requested, results, self.plain[verdict.rows], strict=True)
-        ):
+    def _compare(self, name: str, results: Sequence[Any], verdict: Verdict) -> None:
+        pairs = zip(results, self.plain[verdict.rows], strict=True)
+        for index, (result, expected) in enumerate(pairs):
             got = result["token_ids"]
             verdict.tokens += len(got)
             verdict.drafted += result["speculation"]["drafted"]
-            if got != expected and not self._rounding(one, got, expected, verdict):
+            if got != expected:
                 at = _parts_at(got, expected)
                 verdict.faults.append(f"{name}: request {index} differs from plain at token {at}")
         cached = sum(result["cached_tokens"] for result in results)
@@ -100,16 +92,6 @@ class Trial:
                 verdict.faults.append("cold: something was reused")
         elif not cached:
             verdict.faults.append(f"{name}: nothing was reused")
-        verdict.cached += cached
-
-    def _rounding(self, one: Asked, got: Ids, expected: Ids, verdict: Verdict) -> bool:
-        """Answers with a form may end at different lengths; only equally long ones are judged."""
-        if self.exact or len(got) != len(expected):
-            return False
-        judge = partial(within_rounding, self.engine.pipeline.parts, one.prompt, expected, got)
-        near: bool = self.engine.exclusive(judge)
-        verdict.roundings += near
-        return near
 
     def _look(self, verdict: Verdict) -> None:
         """A fault that was mended, and a drafter that never drafts, are no successes."""

@@ -38,7 +38,6 @@ class Outcome:
     note: str = ""
     tokens: int = 0
     drafted: int = 0
-    roundings: int = 0
 
 
 class Worker:
@@ -64,7 +63,7 @@ class Worker:
                 for rows in cell.rows:
                     found = trial.run(rows)
                     note = "; ".join(found.faults)
-                    said = (found.tokens, found.drafted, found.roundings)
+                    said = (found.tokens, found.drafted)
                     yield Outcome(cell, rows, "fails" if note else "works", note, *said)
         except HeadraceError as error:
             yield from (Outcome(cell, rows, "refused", _plainly(error)) for rows in cell.rows)
