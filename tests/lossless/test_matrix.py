@@ -55,7 +55,7 @@ def pairs(found):
 def test_a_cover_has_every_pair_that_the_whole_has(heads, words):
     axes = Axes.read(words)
     whole, cover = list(cells(axes, heads)), list(pairwise(axes, heads))
-    assert len(cover) < len(whole) / 4
+    assert len(cover) < len(whole) / 3
     halves = [replace(cell, rows=(rows,)) for cell in whole for rows in cell.rows]
     assert pairs(halves) == pairs(cover)
 
@@ -75,7 +75,7 @@ def test_a_cover_keeps_every_promise(family, heads, tmp_path):
     assert [one for one in found if one.outcome == "fails"] == []
     refused = {one.note.partition(";")[0] for one in found if one.outcome == "refused"}
     assert refused <= {f"kv.map: tiny-{family}.json: it lists no layer", NO_DONOR}
-    assert len(found) == len(wanted) > 8
+    assert len(found) == len(wanted) > 5
 
 
 def test_a_wrong_token_is_a_failing_cell(heads, tmp_path, monkeypatch):
