@@ -11,7 +11,7 @@ from pipeline.errors import HeadraceError, nearest
 from pipeline.lab.capabilities import KINDS
 
 ROWS = (1, 4)
-TIERS = ("[ram]", "[ram,disk]")
+TIERS = ("[disk]", "[ram,disk]")  # with a disk answers that were cut off can go on
 CONSTRAINTS = ("none", "llguidance")
 FAMILIES: Mapping[str, str] = {  # tiny family -> the kind of layer it stands for
     family if family != "qwen3_next" else "qwen3_5": kind for kind, family in KINDS.items()
@@ -148,8 +148,9 @@ def settings(cell: Cell, heads: Heads, layer_map: str) -> list[str]:
     """What one would type for the cell; `layer_map` is the family's, for kv=per_layer."""
     needs = [need.format(family=cell.family) for need in NEEDS.get(cell.drafter, ())]
     return [
-        *target(cell, layer_map), "flow=speculative", f"drafter={cell.drafter}", *needs,
+        *target(cell, layer_map), "flow=resumable", f"drafter={cell.drafter}", *needs,
         *heads.needs(cell.drafter, cell.family), "depth.max=3", f"tier={cell.tier}",
+        "stage.progress_capture.checkpoint_tokens=3",
     ]  # fmt: skip
 
 

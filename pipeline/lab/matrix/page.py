@@ -19,8 +19,8 @@ Every drafter with every KV policy on every kind of layer, run on tiny random mo
 {place}
 
 A cell is **yes** where, for one row and for four rows in one batch, greedy and drawn, free and with a form, all tokens
-are those of plain decoding alone without a drafter: cold, warm from memory{disk}, with the rows recounted after every
-round. Tiers (`ram`, `ram,disk`) and constraints (`none`, `llguidance`) take turns, so that each meets every drafter,
+are those of plain decoding alone without a drafter: cold, warm from memory and from disk, and gone on with after the
+client hung up in mid-answer (`flow=resumable`), with the rows recounted after every round. Tiers (`disk`, `ram,disk`) and constraints (`none`, `llguidance`) take turns, so that each meets every drafter,
 policy and kind of layer. **–**: such a drafter is published for other models only. **no (n)**: refused when it is
 checked or opened, for the reason below.
 """
@@ -34,8 +34,7 @@ def page(outcomes: Sequence[Outcome], command: str, place: str) -> str:
         for family, rows in _tables(outcomes, notes)
     ]
     reasons = [f"{number}. {text}." for text, number in notes.items()]
-    disk = " and from disk" if any("disk" in one.cell.tier for one in outcomes) else ""
-    head = PREFACE.format(command=command, place=place, disk=disk)
+    head = PREFACE.format(command=command, place=place)
     return (
         "\n\n".join([head.strip(), summary(outcomes), *tables, "\n".join(reasons)]).strip() + "\n"
     )

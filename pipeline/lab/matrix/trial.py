@@ -10,6 +10,7 @@ from pipeline.engine import Engine
 from pipeline.lab.capabilities import ids
 from pipeline.lab.matrix.cells import Cell
 from pipeline.lab.together import Running
+from pipeline.types import Delta, Event
 
 SIZES = (4, 30, 17, 41)  # tokens of the prompts, but for two
 FORM = {"regex": r'\{"river": "[a-z]{3,9}", "length": [0-9]{2,5}\}'}  # much of it is forced
@@ -56,14 +57,17 @@ class Trial:
 
     def __init__(self, engine: Engine, cell: Cell, plain: Mapping[int, Sequence[Ids]], length: int):
         self.engine, self.cell, self.plain, self.length = engine, cell, plain, length
+        self.tiers = engine.pipeline.parts["tier"]
 
     def run(self, rows: int) -> Verdict:
-        """Cold, then warm from every tier."""
+        """Cold, then warm from every tier, then gone on with after every client has hung up."""
         verdict = Verdict(rows)
         requested = requests(rows, self.cell.constraint, self.length)
-        ways: dict[str, Callable[[], None]] = dict.fromkeys(("cold", "warm"), lambda: None)
-        if len(self.engine.pipeline.parts["tier"]) > 1:
-            ways["warm from disk"] = self._forget
+        ways: dict[str, Callable[[], None]] = {"cold": lambda: None}
+        if len(self.tiers) > 1:
+            ways["warm"] = lambda: None
+        ways["warm from disk"] = self._forget
+        ways["resumed"] = lambda: self._cut_off(requested)
         for name, prepare in ways.items():
             prepare()
             results = answers(self.engine, requested, rows)
@@ -75,7 +79,18 @@ class Trial:
         """Write what is kept to disk, and lose the memory of it."""
         report = self.engine.flush()
         assert report["durable"], report
-        self.engine.exclusive(self.engine.pipeline.parts["tier"][0].clear)
+        if len(self.tiers) > 1:
+            self.engine.exclusive(self.tiers[0].clear)
+
+    def _cut_off(self, requested: Sequence[Asked]) -> None:
+        """Every client hangs up in the middle of its answer; what was captured till then is on disk."""
+        hasty = [Hasty(self.length // 2, self.tiers[-1]) for _ in requested]
+        runs = [
+            Running(self.engine, one.prompt, seen=client, **one.wanted)
+            for one, client in zip(requested, hasty, strict=True)
+        ]
+        for run in runs:
+            run.result()
 
     def _compare(self, name: str, results: Sequence[Any], verdict: Verdict) -> None:
         pairs = zip(results, self.plain[verdict.rows], strict=True)
@@ -93,6 +108,9 @@ class Trial:
         elif not cached:
             verdict.faults.append(f"{name}: nothing was reused")
 
+        if name == "resumed" and not sum(result["resumed_tokens"] for result in results):
+            verdict.faults.append("resumed: every answer began again")
+
     def _look(self, verdict: Verdict) -> None:
         """A fault that was mended, and a drafter that never drafts, are no successes."""
         counts = self.engine.stats()["counts"]
@@ -100,6 +118,21 @@ class Trial:
             verdict.faults.append(f"{count} faults were mended")
         if self.cell.drafter != "none" and not verdict.drafted:
             verdict.faults.append("the drafter proposed nothing")
+
+
+class Hasty:
+    """A client that hangs up once it has so many tokens. Each piece waits until what was captured is
+    written, so that it does not matter how fast the disk is."""
+
+    def __init__(self, tokens: int, disk: Any):
+        self.left, self.disk = tokens, disk
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Delta):
+            self.disk.queue.settle(wait_s=20.0)
+            self.left -= len(event.token_ids)
+            if self.left <= 0:
+                raise ConnectionError("the client has hung up")
 
 
 def _parts_at(one: Ids, two: Ids) -> int:

@@ -72,8 +72,6 @@ class Worker:
             yield from (Outcome(cell, rows, "fails", note) for rows in cell.rows)
 
     def _disk(self, cell: Cell, number: int) -> list[str]:
-        if "disk" not in cell.tier:
-            return []
         place = self.folder / f"states-{number}-{cell.family}-{cell.drafter}-{cell.kv}"
         return [f"tier.disk.path={place}", "tier.disk.reserve_gb=0"]
 
