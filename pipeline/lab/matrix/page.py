@@ -20,8 +20,9 @@ Every drafter with every KV policy on every kind of layer, run on tiny random mo
 
 A cell is **yes** where, for one row and for four rows in one batch, greedy and drawn, free and with a form, all tokens
 are those of plain decoding alone without a drafter: cold, warm from memory and from disk, and gone on with after the
-client hung up in mid-answer (`flow=resumable`), with the rows recounted after every round. Tiers (`disk`, `ram,disk`) and constraints (`none`, `llguidance`) take turns, so that each meets every drafter,
-policy and kind of layer. **–**: such a drafter is published for other models only. **no (n)**: refused when it is
+client hung up in mid-answer (`flow=resumable`), with the rows recounted after every round. Tiers (`disk`,
+`ram,disk`) and constraints (`none`, `llguidance`) take turns, so that each meets every drafter, policy and kind of
+layer. **–**: such a drafter is published for other models only. **no (n)**: refused when it is
 checked or opened, for the reason below.
 """
 
