@@ -86,7 +86,9 @@ def test_a_wrong_token_is_a_failing_cell(heads, tmp_path, monkeypatch):
         compare(self, name, results, verdict)
 
     monkeypatch.setattr(Trial, "_compare", told)
-    (found,) = Worker(tmp_path, heads).run([Cell("suffix", "native", "llama", rows=(1,))])
+    (found,) = Worker(tmp_path, heads).run(
+        [Cell("suffix", "native", "llama", "[ram,disk]", rows=(1,))]
+    )
     assert found.outcome == "fails"
     assert found.note == "warm: request 1 differs from plain at token 3"
 

@@ -112,11 +112,12 @@ class Trial:
             verdict.faults.append("resumed: every answer began again")
 
     def _look(self, verdict: Verdict) -> None:
-        """A fault that was mended, and a drafter that never drafts, are no successes."""
+        """A fault that was mended is no success; nor is a model that never drafts, though looking up text
+        may find nothing."""
         counts = self.engine.stats()["counts"]
         if count := counts.get("faults", 0) + counts.get("draft_faults", 0):
             verdict.faults.append(f"{count} faults were mended")
-        if self.cell.drafter != "none" and not verdict.drafted:
+        if "grade" in self.engine.pipeline.parts["drafter"].can and not verdict.drafted:
             verdict.faults.append("the drafter proposed nothing")
 
 
