@@ -27,6 +27,7 @@ VERBS = {
     "matrix": "what works with what: every drafter, KV policy and kind of layer, tried on tiny models",
     "bench": "measure a recipe under a workload, alone or by turns with another or with mlx-lm's server",
     "sweep": "measure every point of an experiment, once, and write a table and a report",
+    "tune": "choose kv, drafter, depth, chunk and rows for a goal by measuring, and write a recipe",
 }
 EPILOG = """\
 RECIPE is a name (headrace list) or the path of your own YAML file. After it, GROUP=OPTION chooses
