@@ -38,8 +38,8 @@ serve: $(STAMP) ## the same model behind an OpenAI-compatible API on 127.0.0.1:8
 test: $(STAMP) ## every test (TESTS=tests/test_x.py for some)
 	$(BIN)/python -m pytest -n auto --dist loadfile --durations=15 $(TESTS) $(ARGS)
 
-matrix: $(STAMP) ## every drafter on every kind of layer: alone or four rows, greedy or sampled, free or JSON
-	MATRIX=all $(BIN)/python -m pytest tests/lossless/test_drafters.py $(ARGS)
+matrix: $(STAMP) ## every drafter with every KV policy on every kind of layer, into docs/matrix.md
+	$(BIN)/headrace matrix -o docs/matrix.md $(ARGS)
 
 check: $(STAMP) ## format, lint, types, import layers, budgets
 	$(BIN)/ruff format --check .

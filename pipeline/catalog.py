@@ -35,6 +35,18 @@ def load_yaml(path: Path) -> Any:
         raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from None
 
 
+def dump_yaml(value: Any) -> str:
+    """Plain data as YAML that `load_yaml` reads back as it was; lists of plain values on one line."""
+    return yaml.dump(
+        value,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=110,
+        default_flow_style=None,
+    )
+
+
 class _UniqueKeys(_Loader):
     """PyYAML lets the last of two equal keys win in silence; a recipe must not."""
 
@@ -49,16 +61,24 @@ class _UniqueKeys(_Loader):
         return super().construct_mapping(node, deep)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes texts that `load_yaml` would take for numbers, and never writes an alias."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
 # YAML 1.1 reads 1e-3 as text and 2026-01-01 as a date: numbers are numbers here, dates are text.
 _UniqueKeys.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
     for first, found in _UniqueKeys.yaml_implicit_resolvers.items()
 }
-_UniqueKeys.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
+for _class in (_UniqueKeys, _Dumper):
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)[eE][-+]?[0-9]+$"),
+        list("-+.0123456789"),
+    )
 
 
 def first_comment(path: Path) -> str:

@@ -34,7 +34,7 @@ from pipeline.catalog import (
     package_folder,
 )
 from pipeline.errors import ConfigError, Problem, nearest
-from pipeline.overrides import Choice, Override, Removal, Value, parse
+from pipeline.overrides import Choice, Override, Removal, Value, choice_problem, parse
 
 OVERLAYS = ("tuning", "debug")
 # Hydra's own options (logging, launchers): unused when composing, and half of its time.
@@ -111,6 +111,37 @@ def compose(recipe: str | None, overrides: Sequence[str] = ()) -> Composed:
     )
 
 
+def recompose(
+    recipe: str, config: Mapping[str, Any], choices: Mapping[str, Any], overrides: Sequence[str]
+) -> Composed:
+    """A configuration that was resolved before (a lock's), with values set over it. No option is joined:
+    choosing another one is a problem."""
+    draft = _Draft(Catalog(package_folder("conf")), choices=dict(choices))
+    tree = OmegaConf.create(dict(config))
+    known = [str(key) for key in tree]
+    parsed = parse(overrides, [*choices, ALWAYS], read)
+    for item in parsed:
+        if isinstance(item, Problem):
+            draft.problems.append(item)
+        elif isinstance(item, Choice):
+            what = "a lock's options are settled."
+            draft.problems.append(
+                Problem(item.key, what, "Choose it in the recipe, and lock that.")
+            )
+    _set_values(tree, parsed, draft)
+    _refuse_unknown(tree, known, draft)
+    resolved = {str(key): _resolved(tree, key, str(key), draft) for key in tree}
+    problems = tuple(draft.problems)
+    return Composed(
+        recipe, resolved, draft.choices, draft.texts, draft.sources, draft.catalog, problems
+    )
+
+
+def literal(text: str) -> str:
+    """The text as OmegaConf must be given it so that no `${` in it is followed."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+
+
 def read(raw: str) -> tuple[Any, str | None]:
     """A typed value by Hydra's grammar, and the text itself where a text may still be wanted."""
     try:
@@ -120,7 +151,7 @@ def read(raw: str) -> tuple[Any, str | None]:
         return raw, raw
     quoted = isinstance(override._value, QuotedString)
     if quoted and isinstance(value, str) and "${" in value:  # literal: OmegaConf would follow it
-        return re.sub(r"(\\*)\$\{", r"\1\1\\${", value), None
+        return literal(value), None
     if quoted or isinstance(value, list | dict) or (isinstance(value, str) and "${" in value):
         return value, None
     return value, raw
@@ -142,6 +173,9 @@ def sweep_values(raw: str) -> list[str]:
 
 def _load_recipe(path: Path) -> dict[str, Any]:
     body = load_yaml(path)
+    if path.name.endswith(".lock.yaml"):
+        hint = "Try: headrace serve, replay or diff with it."
+        raise ConfigError([Problem(str(path), "is a lock, not a recipe.", hint)])
     if not isinstance(body, dict):
         raise ConfigError([Problem(str(path), "a recipe is a YAML mapping.", _EXAMPLE)])
     defaults = body.get("defaults") or []
@@ -184,32 +218,6 @@ def _recipe_choices(
         else:
             chosen[words] = option
     return chosen
-
-
-def choice_problem(
-    key: str, option: Any, base: Mapping[str, Any], catalog: Catalog
-) -> Problem | None:
-    """Why `key=option` is no choice of a group, or None if it is one."""
-    group = key.partition("@")[0]
-    if group == ALWAYS:
-        what = "is no choice: every stage's settings are there."
-        return Problem(key, what, f"Set {ALWAYS}.<name>.<setting>=…")
-    if key not in base and "/" not in group:
-        return Problem(key, "no such group.", f"{nearest(key, base)} Try: headrace list".strip())
-    known = catalog.options(group)
-    many = isinstance(base.get(key), list)
-    options = option if isinstance(option, list) else [option]
-    names = ", ".join(known)
-    if option is None or (isinstance(option, list) and not many):
-        usual = base[key] if isinstance(base.get(key), str) else next(iter(known), "…")
-        return Problem(key, f"takes one of its options: {names}.", f"Try: {key}={usual}")
-    if twice := [name for name in dict.fromkeys(options) if options.count(name) > 1]:
-        return Problem(key, f"'{twice[0]}' is there twice.", "Leave one out.")
-    bad = [str(name) for name in options if str(name) not in known]
-    if bad:
-        text = f"has no option '{bad[0]}'. {nearest(bad[0], known)} Options: {names}."
-        return Problem(key, text.replace("  ", " "), f"Try: headrace list {group}")
-    return None
 
 
 def _choose(parsed: Sequence[Override | Problem], base: Mapping[str, Any], draft: _Draft) -> None:

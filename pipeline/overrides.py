@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.catalog import ALWAYS, Catalog
 from pipeline.errors import Problem, nearest
 
 KEY = re.compile(r"(?P<sign>~|\+\+|\+)?(?P<key>[\w$./@:-]+)")
@@ -93,3 +94,29 @@ def _option(value: Any, typed: str | None) -> Any:
     if value is None or isinstance(value, dict):
         return None
     return str(value) if typed is None else typed
+
+
+def choice_problem(
+    key: str, option: Any, base: Mapping[str, Any], catalog: Catalog
+) -> Problem | None:
+    """Why `key=option` is no choice of a group, or None if it is one."""
+    group = key.partition("@")[0]
+    if group == ALWAYS:
+        what = "is no choice: every stage's settings are there."
+        return Problem(key, what, f"Set {ALWAYS}.<name>.<setting>=…")
+    if key not in base and "/" not in group:
+        return Problem(key, "no such group.", f"{nearest(key, base)} Try: headrace list".strip())
+    known = catalog.options(group)
+    many = isinstance(base.get(key), list)
+    options = option if isinstance(option, list) else [option]
+    names = ", ".join(known)
+    if option is None or (isinstance(option, list) and not many):
+        usual = base[key] if isinstance(base.get(key), str) else next(iter(known), "…")
+        return Problem(key, f"takes one of its options: {names}.", f"Try: {key}={usual}")
+    if twice := [name for name in dict.fromkeys(options) if options.count(name) > 1]:
+        return Problem(key, f"'{twice[0]}' is there twice.", "Leave one out.")
+    bad = [str(name) for name in options if str(name) not in known]
+    if bad:
+        text = f"has no option '{bad[0]}'. {nearest(bad[0], known)} Options: {names}."
+        return Problem(key, text.replace("  ", " "), f"Try: headrace list {group}")
+    return None

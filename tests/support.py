@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pipeline
 from pipeline.engine import Engine
-from pipeline.results import collect
-from pipeline.types import Delta, Done, Event, Failed
+from pipeline.lab.together import Running, together
+
+__all__ = ["ORACLE", "Running", "prompt_ids", "serving", "together"]
 
 ORACLE = "drafter._target_=toy_drafters.Oracle"
 
@@ -22,45 +21,6 @@ def serving(*overrides: str, recipe: str = "tiny") -> Iterator[Engine]:
         recipe, "debug=none", "telemetry=quiet", *overrides, allow=("toy_drafters.",)
     ) as engine:
         yield engine
-
-
-class Running:
-    """One submitted request whose events are collected; `seen` gets each first, on the owner's thread."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        prompt: Any,
-        *,
-        seen: Callable[[Event], None] | None = None,
-        **wanted: Any,
-    ):
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-
-        def deliver(event: Event) -> None:
-            if seen is not None:
-                seen(event)
-            self.events.put(event)
-
-        self.ticket = engine.submit(engine.request(prompt, **wanted), deliver)
-
-    def __iter__(self) -> Iterator[Delta | Done]:
-        while True:
-            event = self.events.get(timeout=60)
-            if isinstance(event, Failed):
-                raise event.error
-            if isinstance(event, Delta | Done):
-                yield event
-            if isinstance(event, Done):
-                return
-
-    def result(self) -> dict[str, Any]:
-        return collect(self)
-
-
-def together(engine: Engine, prompts: list[Any], **wanted: Any) -> list[dict[str, Any]]:
-    """All prompts in flight at once; results in their order."""
-    return [run.result() for run in [Running(engine, prompt, **wanted) for prompt in prompts]]
 
 
 def prompt_ids(length: int, seed: int = 0) -> list[int]:

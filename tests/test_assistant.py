@@ -6,11 +6,11 @@ import mlx.core as mx
 import pytest
 from neural import GOLDEN, close, golden, seen_by, with_config
 from support import prompt_ids, serving
-from tiny_drafters import assistant
 
 from pipeline.errors import OpenError
 from pipeline.types import LayerSpec
 from stages.drafters.assistant import Assistant
+from stages.drafters.neural.tiny import checkpoint
 
 SPECS = (
     LayerSpec("sliding", 5, "sliding:2x16:float32"),
@@ -42,7 +42,8 @@ def test_one_step_is_the_references(name):
 
 def test_it_drafts_past_the_window_and_over_coded_keys(tmp_path):
     """Window 12, a prompt of 300, keys and values as 8-bit codes (which want heads of 32)."""
-    chosen = assistant(tmp_path, sizes=(32, 64))[1:]
+    place = checkpoint("assistant", "gemma4", tmp_path, head_size=32)
+    chosen = ("drafter=assistant", f"drafter.path={place}")
     model = ("model.family=gemma4", "model.head_size=32", "tier=none")
     model = (*model, "kv=kv8", "kv.group_size=32")
     with serving(*model, "flow=plain", "drafter=none") as engine:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from by_numpy import attend, rms, swiglu, turned
 from neural import GOLDEN, close, golden, seen_by, with_config
-from tiny_drafters import tiny_checkpoint
 
 from pipeline.errors import OpenError
 from stages.drafters.dflash import DFlash, flat, tap_ids
 from stages.drafters.dspark import DSpark
 from stages.drafters.neural.blockwise import _Fill
 from stages.drafters.neural.checkpoint import Checkpoint, read
+from stages.drafters.neural.tiny import checkpoint
 
 GEMMA = ("dspark_gemma4", "dspark_gemma4_keqv")
 QWEN = ("dspark_qwen3_vanilla", "dspark_qwen3_gated", "dspark_qwen3_rnn")
@@ -111,21 +111,21 @@ def by_numpy(w, config, ids, context, held):
 
 def test_an_unshifted_block_is_what_its_description_says(tmp_path):
     """Nested settings, a window, the target's embedding and head; row j is for position j."""
-    tiny_checkpoint("dflash", tmp_path)
+    folder = checkpoint("dflash", "llama", tmp_path)
     random = np.random.default_rng(3)
     table = random.standard_normal((279, 64), np.float32)
     target = SimpleNamespace(
         name="t", hidden_size=64, vocab_size=279, layer_count=4,
         embed=lambda ids: mx.array(table)[ids], head=lambda h: h @ mx.array(table).T,
     )  # fmt: skip
-    drafter = DFlash(target, path=str(tmp_path / "dflash"))
+    drafter = DFlash(target, path=str(folder))
     _, rows = opened(drafter)
     assert drafter.taps == (0, 2, 3)
     context = random.standard_normal((9, 192), np.float32)
     rows.prepare_append([[]], [None]).commit()
     rows.consume([[0] * 9], mx.array(context)[None])
-    config = json.loads((tmp_path / "dflash" / "config.json").read_text())
-    raw = mx.load(str(tmp_path / "dflash" / "model.safetensors"))
+    config = json.loads((folder / "config.json").read_text())
+    raw = mx.load(str(folder / "model.safetensors"))
     weights = {k: np.array(v) for k, v in raw.items()} | {"table": table}
     expected = by_numpy(weights, config, [17, 278, 278, 278, 278], context, 9)
     rows.flush()

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from by_numpy import attend, rms
 from neural import close, seen_by
-from tiny_drafters import write
 
 from pipeline.errors import OpenError
 from stages.drafters.eagle3 import Eagle3
 from stages.drafters.neural.block import block_shapes, gemma_norms, head_norms
+from stages.drafters.neural.tiny import write
 
 H, INNER, HEADS, SIZE, VOCAB, EPS = 32, 48, 4, 24, 50, 1e-6
 AT = "layers.0."

@@ -12,10 +12,10 @@ from by_numpy import attend, rms, swiglu, turned
 from neural import GOLDEN, close, golden, seen_by
 from support import prompt_ids, serving
 from targets import Cpu, opened
-from tiny_drafters import latent_attention, mtp_shapes, nextn_shapes, write
 
 from pipeline.errors import OpenError
 from stages.drafters.mtp import MTP
+from stages.drafters.neural.tiny import latent_attention, mtp_shapes, nextn_shapes, write
 from stages.drafters.nextn import NextN
 from stages.models.tiny import Tiny
 
@@ -78,7 +78,7 @@ def qwen_by_numpy(w, config, table, ids, hidden):
 @pytest.fixture
 def qwen(tmp_path):
     """A head with zero-centred norms, with and without its prefix, and numpy's answer."""
-    config = Tiny(Cpu(), family="qwen3_5")._settings()
+    config = Tiny(Cpu(), family="qwen3_5").configuration()
     rope = {"type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
     config = {**config, "vocab_size": VOCAB, "rope_parameters": rope}
     home = write(tmp_path / "raw", config, mtp_shapes(config, "mtp."))
@@ -162,7 +162,7 @@ def experts(z, w):
 
 
 def test_a_deepseek_layer_is_what_its_description_says(tmp_path):
-    config = Tiny(Cpu(), family="deepseek_v3")._settings()
+    config = Tiny(Cpu(), family="deepseek_v3").configuration()
     prefix = "model.layers.4."
     folder = write(tmp_path, config, nextn_shapes(config, prefix, latent_attention(config)))
     raw = mx.load(str(folder / "model.safetensors"))
@@ -186,7 +186,7 @@ def test_a_head_inside_the_targets_checkpoint_is_found(tmp_path):
     source = Tiny(Cpu(), family="qwen3_5", cache_dir=str(tmp_path / "cache"))
     home = tmp_path / "model"
     shutil.copytree(source.locate(), home)
-    head = write(tmp_path / "head", {}, mtp_shapes(source._settings(), "mtp."))
+    head = write(tmp_path / "head", {}, mtp_shapes(source.configuration(), "mtp."))
     shutil.copy(head / "model.safetensors", home / "model-mtp.safetensors")
     with serving("model=local", f"model.path={home}", "flow=speculative", "depth.max=2",
                  "drafter=mtp", recipe="local") as engine:  # fmt: skip

@@ -5,15 +5,17 @@ from __future__ import annotations
 import base64
 import re
 from contextlib import contextmanager
+from io import StringIO
 from shutil import which
 
 import lab_rows
 import pytest
+from rich.console import Console
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
 from pipeline.lab.report import as_html, front
-from pipeline.lab.tables import as_csv, repeat, short, shown, with_unit
+from pipeline.lab.tables import as_csv, as_table, repeat, short, shown, with_unit
 
 ABOUT = {"command": "headrace sweep kv_quality", "date": "2026-11-30 07:00"}
 SIZES = {"desk": 1280, "phone": 390}
@@ -151,3 +153,12 @@ def test_figures_are_shown_with_what_can_be_read_of_them():
     text = as_csv(lab_rows.experiment(), lab_rows.rows())
     assert text.splitlines()[0].startswith("number,point,workload,status,reason,known,tokens_per_s")
     assert len(text.splitlines()) == 14
+
+
+def test_the_terminal_table_shows_brackets_as_they_are():
+    console = Console(width=160, file=StringIO())
+    rows = lab_rows.rows()
+    rows[0].label = "tier=[ram,disk]"
+    console.print(as_table(lab_rows.experiment(), rows))
+    said = console.file.getvalue()
+    assert "[ram,disk]" in said and "failed:" in said and "copy_edit" in said

@@ -23,15 +23,6 @@ import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_flatten
 from targets import Cpu, opened
-from tiny_drafters import (
-    Shapes,
-    assistant_shapes,
-    block_layers,
-    eagle_shapes,
-    mtp_shapes,
-    nextn_glm_shapes,
-    write,
-)
 
 from stages.drafters.assistant import Assistant
 from stages.drafters.dflash import DFlash
@@ -40,6 +31,15 @@ from stages.drafters.eagle3 import Eagle3
 from stages.drafters.mtp import MTP
 from stages.drafters.neural.block import Block
 from stages.drafters.neural.markov import Markov
+from stages.drafters.neural.tiny import (
+    Shapes,
+    assistant_shapes,
+    block_layers,
+    eagle_shapes,
+    mtp_shapes,
+    nextn_glm_shapes,
+    write,
+)
 from stages.drafters.nextn import NextN
 from stages.models.loading import checkpoint
 from stages.models.local import Local
@@ -106,7 +106,7 @@ SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2,
 def target(family: str, **changes: Any) -> Local:
     """A trained target of a family, opened."""
     home = PAIRS / f"target_{family}"
-    config = Tiny(Cpu(), family=family)._settings()
+    config = Tiny(Cpu(), family=family).configuration()
     shutil.rmtree(home, ignore_errors=True)
     checkpoint.write(home, config["model_type"], {**config, **SMALL, **changes}, 0)
     made = opened(Local(Cpu(), path=str(home)))

@@ -12,18 +12,22 @@ from pipeline.errors import HeadraceError, nearest
 VERBS = {
     "list": "groups, their options and the recipes; or one group's options in full",
     "show": "the composed YAML, which option each group took, and where values come from",
-    "diff": "what differs from base, or between two recipes",
+    "diff": "what differs from base, between two recipes, or between two locks",
     "check": "prove that a recipe fits together, without reading any weight",
     "graph": "draw the pipeline: phases, stages, fields on the arrows",
     "generate": "answer one prompt, without HTTP",
-    "serve": "serve a recipe over an OpenAI-compatible HTTP API",
+    "serve": "serve a recipe, or exactly what a lock describes, over an OpenAI-compatible HTTP API",
+    "lock": "write down what was tested: configuration, files, versions, machine, answers to probes",
+    "replay": "ask a lock's probes again and compare every token",
     "cache": "look at, check, collect, flush or compute ahead the saved states on disk",
     "doctor": "which device and BLAS are in use, and how fast they are",
     "demo": "graph, server, one streamed answer, and where the time went",
     "quality": "what a KV policy costs in quality: KL, top-1 agreement and perplexity against native",
     "capabilities": "what each KV policy can on each kind of layer, tried on tiny models",
+    "matrix": "what works with what: every drafter, KV policy and kind of layer, tried on tiny models",
     "bench": "measure a recipe under a workload, alone or by turns with another or with mlx-lm's server",
     "sweep": "measure every point of an experiment, once, and write a table and a report",
+    "tune": "choose kv, drafter, depth, chunk and rows for a goal by measuring, and write a recipe",
 }
 EPILOG = """\
 RECIPE is a name (headrace list) or the path of your own YAML file. After it, GROUP=OPTION chooses
@@ -97,6 +101,14 @@ def _adopt(parser: _Parser, args: argparse.Namespace, extra: Sequence[str]) -> N
         parser.error(f"unknown: {' '.join(wrong)}" + (f". {hint}" if hint else ""))
     if extra:
         args.overrides += extra
+
+
+def add_drift(parser: Any) -> None:
+    """The argument of verbs that hold a lock against what is here."""
+    parser.add_argument(
+        "--allow-drift", metavar="NAME,…",
+        help="of a lock: what may differ here (platform, packages, config.server, packages.numpy, …)",
+    )  # fmt: skip
 
 
 def add_recipe(parser: Any, *, optional: bool = False) -> None:

@@ -1,4 +1,5 @@
-"""`headrace diff RECIPE [OTHER] [key=value …]`: from base to it, or from it to another recipe."""
+"""`headrace diff RECIPE [OTHER] [key=value …]`: from base to it, or from it to another recipe; of two
+locks, everything that was locked."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.cli.arguments import add_recipe
+from pipeline.cli.arguments import UsageError, add_recipe
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -14,6 +15,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
+    """0; of locks, 2 if they differ."""
+    if args.recipe.endswith(".lock.yaml"):
+        return _locks(args)
     from pipeline.compose import compose
     from pipeline.plan import plan
 
@@ -30,6 +34,23 @@ def run(args: Namespace) -> int:
     print(f"{old.composed.recipe} -> {new.composed.recipe}")
     print("\n".join([*lines, *values]) or "no difference")
     return 0
+
+
+def _locks(args: Namespace) -> int:
+    from dataclasses import asdict
+
+    from pipeline.lab.lock.drift import differences
+    from pipeline.lab.lock.file import read
+
+    if len(args.overrides) != 1 or "=" in args.overrides[0]:
+        raise UsageError(
+            "a lock is compared with another one: headrace diff A.lock.yaml B.lock.yaml"
+        )
+    (other,) = args.overrides
+    found = differences(asdict(read(args.recipe)), asdict(read(other)))
+    print(f"{args.recipe} -> {other}")
+    print("\n".join(f"  {one.told('in the other')}" for one in found) or "no difference")
+    return 2 if found else 0
 
 
 def _lines(title: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`headrace serve RECIPE [key=value …]`."""
+"""`headrace serve RECIPE|NAME.lock.yaml [key=value …] [--allow-drift NAME,…]`."""
 
 from __future__ import annotations
 
@@ -7,34 +7,70 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from pipeline.cli.arguments import UsageError, add_recipe
+from pipeline.cli.arguments import UsageError, add_drift, add_recipe
 from pipeline.cli.show_verb import describe_choices
 
 if TYPE_CHECKING:
     from pipeline.build import Pipeline
+    from pipeline.engine import Engine
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     add_recipe(parser)
+    add_drift(parser)
 
 
 def run(args: Namespace) -> int:
-    from pipeline.build import pipeline_to_run
-    from pipeline.engine import Engine
     from pipeline.server.run import run_server
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    built = pipeline_to_run(args.recipe, args.overrides, args.allow_code)
-    settings = built.settings["server"]
-    print(summary(built), flush=True)
-    engine = Engine(built)
-    engine.open()
+    engine = _locked(args) if args.recipe.endswith(".lock.yaml") else _composed(args)
+    settings = engine.pipeline.settings["server"]
     try:
         run_server(engine, settings, lambda line: print(line, flush=True))
     except OSError as error:
         where = f"{settings.host}:{settings.port}"
         raise UsageError(f"cannot listen on {where}: {error}. Try: server.port=0") from error
     return 0
+
+
+def _composed(args: Namespace) -> Engine:
+    from pipeline.build import pipeline_to_run
+    from pipeline.engine import Engine
+
+    if args.allow_drift:
+        raise UsageError(
+            "--allow-drift: a recipe has nothing to differ from. Lock it: headrace lock"
+        )
+    built = pipeline_to_run(args.recipe, args.overrides, args.allow_code)
+    print(summary(built), flush=True)
+    engine = Engine(built)
+    engine.open()
+    return engine
+
+
+def _locked(args: Namespace) -> Engine:
+    """Opened, and found to be what was locked; DriftError lists all that is not."""
+    from pipeline.engine import Engine
+    from pipeline.lab.lock.drift import allowances
+    from pipeline.lab.lock.file import read
+    from pipeline.lab.lock.start import Locked
+
+    allowed = allowances(args.allow_drift)
+    locked = Locked(read(args.recipe), args.overrides, args.allow_code)
+    locked.refuse(args.recipe, allowed)
+    print(summary(locked.pipeline), flush=True)
+    engine = Engine(locked.pipeline)
+    engine.open()
+    try:
+        locked.look_at_the_model(engine)
+        locked.refuse(args.recipe, allowed)
+    except Exception:
+        engine.close()
+        raise
+    for one in locked.drift:
+        print(f"allowed: {one.told('here')}", flush=True)
+    return engine
 
 
 def summary(built: Pipeline) -> str:

@@ -170,11 +170,11 @@ def _all_policies() -> list[str]:
 
 def _policy(name: str, target: Any, folder: str) -> Any:
     """The option as it is on disk; `per_layer`, whose map is one model's, with a map of this model."""
-    own = [f"kv.map={_map(target, Path(folder))}"] if name == "per_layer" else []
+    own = [f"kv.map={layer_map(target, Path(folder))}"] if name == "per_layer" else []
     return build(plan(compose("tiny", [f"kv={name}", "debug=none", *own]))).parts["kv"]
 
 
-def _map(target: Any, folder: Path) -> Path:
+def layer_map(target: Any, folder: Path) -> Path:
     """8 and 4 bits in turn, in every layer that holds keys and values."""
     own = [i if spec.group < 0 else spec.group for i, spec in enumerate(target.specs)]
     numbers = {layer: number for number, layer in enumerate(dict.fromkeys(own))}

@@ -20,6 +20,7 @@ SERIES = tuple(f"#0a0b{at:02x}" for at in range(8))
 MARKS = "os^Dv<>P"
 STANDS = {INK: "currentColor", GRID: "var(--grid)", MUTED: "var(--muted)"}
 STANDS |= {colour: f"var(--s{at})" for at, colour in enumerate(SERIES)}
+BESIDE = 40  # letters of two names in one line of a legend
 WIDTH = 4.1  # inches of 72 px: what a phone shows at nearly its size
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 9, "axes.edgecolor": MUTED,
@@ -89,7 +90,7 @@ def lines(
     """Lines with marks, and a legend above them."""
     from matplotlib.ticker import MaxNLocator
 
-    with _figure(3.1 + 0.17 * ((len(drawn) + 1) // 2)) as (figure, axes):
+    with _figure(3.1 + 0.17 * lines_of([line.label for line in drawn])) as (figure, axes):
         for at, line in enumerate(drawn):
             colour, mark = SERIES[at % len(SERIES)], MARKS[at % len(MARKS)]
             axes.plot(line.xs, line.ys, color=colour, marker=mark, markersize=4.5, label=line.label)
@@ -104,7 +105,7 @@ def bars(
     labels: Sequence[str], parts: Mapping[str, Sequence[float]], x_title: str, title: str = ""
 ) -> str:
     """A bar a label, made of parts; the first label on top."""
-    rows = 0.17 * ((len(parts) + 1) // 2)
+    rows = 0.17 * lines_of(list(parts))
     with _figure(0.9 + 0.26 * len(labels) + rows) as (figure, axes):
         left = [0.0] * len(labels)
         for at, (name, values) in enumerate(parts.items()):
@@ -119,10 +120,21 @@ def bars(
         return svg(figure)
 
 
+def columns(labels: Sequence[str]) -> int:
+    """Two where the longest names fit beside each other."""
+    return 2 if sum(sorted(map(len, labels))[-2:]) <= BESIDE else 1
+
+
+def lines_of(labels: Sequence[str]) -> int:
+    """How many lines their legend takes."""
+    return -(-len(labels) // columns(labels))
+
+
 def _legend(figure: Any, axes: Any, title: str) -> None:
     """Above the axes, so that it never covers a line."""
+    drawn, labels = axes.get_legend_handles_labels()
     figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside upper left", ncols=2, title=title or None,
+        drawn, labels, loc="outside upper left", ncols=columns(labels), title=title or None,
         alignment="left", handlelength=1.4, columnspacing=1.2,
     )  # fmt: skip
 

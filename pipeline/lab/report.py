@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -210,25 +211,28 @@ def _passes(row: Row, rows: int) -> str:
 
 
 def stages(rows: Sequence[Row]) -> Iterator[Chart]:
+    kept = _large(rows)
     for workload, some in by_workload(rows).items():
-        told = [(row, _per_token(row)) for row in some]
-        told = [(row, spent) for row, spent in told if spent]
+        told = [(row, spent) for row in some if (spent := _per_token(row))]
         if not told:
             continue
-        whole = sum(sum(spent.values()) for _, spent in told)
-        names = dict.fromkeys(name for _, spent in told for name in spent)
-        share = {name: sum(spent.get(name, 0) for _, spent in told) / whole for name in names}
-        kept = [
-            name for name in sorted(names, key=lambda name: -share[name]) if share[name] >= SMALL
-        ]
-        kept = kept[: MOST - 1]
         parts = {name: [spent.get(name, 0.0) for _, spent in told] for name in kept}
         others = [sum(s for n, s in spent.items() if n not in kept) for _, spent in told]
+        whole = sum(sum(spent.values()) for _, spent in told)
         parts |= {"others": others} if sum(others) > SMALL * whole else {}
         labels, title = [short(row.label) for row, _ in told], f"workload={workload}"
         made = charts.bars(labels, parts, "ms a token of the answers", title)
         text = "Time of each stage, prompts included, divided by the tokens that were answered."
         yield Chart(made, f"Time per stage, {title}", text)
+
+
+def _large(rows: Sequence[Row]) -> list[str]:
+    """Stages that take a part of the time that can be seen; the same colours in every drawing."""
+    told = Counter[str]()
+    for row in rows:
+        told.update(_per_token(row))
+    whole = sum(told.values())
+    return [name for name, spent in told.most_common(MOST - 1) if spent >= SMALL * whole]
 
 
 def _per_token(row: Row) -> dict[str, float]:

@@ -98,6 +98,7 @@ def as_json(experiment: Experiment, rows: Sequence[Row], about: Mapping[str, Any
 
 def as_table(experiment: Experiment, rows: Sequence[Row]) -> Any:
     """Rich's table of the metrics that were asked for."""
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=experiment.goal, title_justify="left")
@@ -113,5 +114,5 @@ def as_table(experiment: Experiment, rows: Sequence[Row]) -> Any:
         values = [shown(name, median(row, name)) for name in experiment.metrics]
         note = ("known" if row.known else "") if row.status == OK else f"failed: {row.reason}"
         told = [short(row.label), row.workload] if several else [short(row.label)]
-        table.add_row(str(row.number), *told, *values, note)
+        table.add_row(str(row.number), *map(escape, told), *values, escape(note))
     return table

@@ -24,7 +24,12 @@ EMBEDDING = -2  # the tap before the first layer
 
 
 class Part(Protocol):
-    """What `can` says is checked against the stages' `needs` before anything is opened."""
+    """What `can` says is checked against the stages' `needs` before anything is opened.
+
+    A part that reads files also has `files() -> Mapping[str, Path]`: what `open` reads, by names that do
+    not depend on where it lies; callable before `open`, OpenError if it is not there. Locks keep their
+    digests.
+    """
 
     can: Abilities
 

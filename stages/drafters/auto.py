@@ -14,7 +14,7 @@ from stages.drafters.dflash import DFlash
 from stages.drafters.dspark import DSpark
 from stages.drafters.eagle3 import Eagle3
 from stages.drafters.mtp import MTP
-from stages.drafters.neural.checkpoint import Checkpoint, read
+from stages.drafters.neural.checkpoint import Checkpoint, files, read
 from stages.drafters.neural.drafter import NeuralDrafter
 from stages.drafters.nextn import NextN
 
@@ -41,6 +41,9 @@ class Auto:
         self.weight_bytes, self.bytes_per_token = 0, 0.0
         self.notes: list[str] = []
         self._made: Any = None
+
+    def files(self) -> dict[str, Path]:
+        return files(self.path)
 
     def open(self) -> None:
         place = self.path if self.path is not None else self._target.home

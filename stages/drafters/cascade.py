@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, OpenError, Problem
@@ -271,6 +272,11 @@ class Cascade:
     @property
     def bytes_per_token(self) -> float:
         return sum(getattr(member, "bytes_per_token", 0.0) for member in self.members)
+
+    def files(self) -> dict[str, Path]:
+        """Those of members that read any."""
+        read = [member.files() for member in self.members if hasattr(member, "files")]
+        return {name: path for files in read for name, path in files.items()}
 
     def open(self) -> None:
         for member in self.members:

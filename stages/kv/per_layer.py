@@ -16,6 +16,7 @@ from stages.kv.scheme import Scheme
 MAPS = Path(__file__).parent / "maps"  # shipped, by name
 KEYS = ("layer_idx", "bits", "k_bits", "v_bits", "group_size")
 GROUP = 64  # where an entry says none
+EMPTY = "it lists no layer; a model without layers to code takes kv=native"
 
 
 class PerLayer(Coded):
@@ -31,9 +32,17 @@ class PerLayer(Coded):
         self.entries: dict[int, Pair] = {}
         self.identity: Mapping[str, Any] = {"kv": "per_layer", "map": map, "start": start}
 
-    def open(self) -> None:
+    def place(self) -> Path:
+        """The map's file."""
         shipped = MAPS / f"{self.map}.json"
-        place = shipped if shipped.is_file() else Path(self.map).expanduser()
+        return shipped if shipped.is_file() else Path(self.map).expanduser()
+
+    def files(self) -> dict[str, Path]:
+        _read(place := self.place())
+        return {place.name: place}
+
+    def open(self) -> None:
+        place = self.place()
         listed = _read(place)
         self.entries = _entries(f"kv.map: {place}", listed)
         layers = sorted(map(_canonical, listed))
@@ -85,7 +94,7 @@ def _entries(where: str, listed: list[Mapping[str, Any]]) -> dict[int, Pair]:
         counts = Counter(entry["layer_idx"] for entry in listed)
         said = [f"layer {index} is there {n} times" for index, n in counts.items() if n > 1]
     if said or not listed:
-        raise OpenError(f"{where}: {'; '.join(said) or 'it lists no layer'}.")
+        raise OpenError(f"{where}: {'; '.join(said) or EMPTY}.")
     return {entry["layer_idx"]: _pair(entry) for entry in listed}
 
 

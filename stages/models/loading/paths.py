@@ -25,6 +25,14 @@ def local_path(path: str) -> Path:
     return place
 
 
+READ = (".json", ".safetensors", ".jinja", ".model", ".txt")
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """What is read of a folder in Hugging Face's layout, by name."""
+    return sorted(path for path in folder.iterdir() if path.suffix in READ and path.is_file())
+
+
 def is_hub_id(path: str) -> bool:
     """`owner/name`, and nothing that looks like a place on this disk."""
     return bool(HUB_ID.fullmatch(path)) and not expand(path).exists()

@@ -89,11 +89,17 @@ def _without_marks(source: str) -> str:
     return re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", source)
 
 
+def template_file(setting: str | None) -> Path | None:
+    """The file that a recipe's `template` names; None where it is Jinja source itself, or not set."""
+    if setting is None or "{{" in setting or "{%" in setting:
+        return None
+    return Path(setting).expanduser()
+
+
 def template_source(setting: str) -> str:
     """A recipe's `template`: Jinja source, or the path of a file that holds it."""
-    if "{{" in setting or "{%" in setting:
+    if (path := template_file(setting)) is None:
         return setting
-    path = Path(setting).expanduser()
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

@@ -1,0 +1,102 @@
+"""`headrace tune RECIPE [key=value …] --goal latency|throughput|memory -o NAME.yaml`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.cli.arguments import UsageError, add_recipe, count
+
+if TYPE_CHECKING:
+    from pipeline.lab.tune.search import Step
+
+GOALS = ("latency", "throughput", "memory")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add_recipe(parser)
+    parser.add_argument("--goal", choices=GOALS, required=True, help="what is wanted most")
+    parser.add_argument(
+        "--floor", type=float, default=0.95, metavar="SHARE",
+        help="quality: least top-1 agreement with kv=native (0.95); 1 keeps answers as they are",
+    )  # fmt: skip
+    parser.add_argument(
+        "--repeats", type=count, default=3, metavar="N", help="measured passes a point (3)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="where points are kept and found again (runs/…)"
+    )
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="NAME.yaml")
+
+
+def run(args: Namespace) -> int:
+    from pipeline.cli.progress import bar
+    from pipeline.compose import compose
+    from pipeline.lab.runners import local
+    from pipeline.lab.tune import recipe
+    from pipeline.lab.tune.goals import GOALS
+    from pipeline.lab.tune.search import Search, Wanted
+
+    _refuse(args)
+    goal = GOALS[args.goal]
+    wanted = Wanted(args.recipe, tuple(args.overrides), goal, args.floor, args.repeats)
+    folder = args.out or Path("runs") / f"tune-{args.output.stem}"
+    lines: list[str] = []
+    with bar() as say:
+
+        def tell(row: Any, of: int) -> None:
+            say(row.label, row.number, of)
+
+        search = Search(wanted, folder, local, tell, args.allow_code)
+        for step in search.steps():
+            lines.append(_told(step))
+    tuned = compose(args.recipe, search.overrides)
+    recipe.write(args.output, recipe.text(tuned, _head(args, goal.title, lines)), tuned)
+    print(f"{args.output}: headrace serve {args.output}; headrace lock {args.output} -o …")
+    return 0
+
+
+def _refuse(args: Namespace) -> None:
+    """Before anything is measured."""
+    if not 0 <= args.floor <= 1:
+        raise UsageError(f"--floor: wants a share from 0 to 1, got {args.floor}")
+    if args.output.suffix != ".yaml" or args.output.name.endswith(".lock.yaml"):
+        raise UsageError(f"--output: a recipe's name ends with .yaml, got {args.output}")
+    if args.output.exists():
+        raise UsageError(f"--output: {args.output} is there already. Take another name")
+    if not args.output.parent.is_dir():
+        raise UsageError(f"--output: there is no folder {args.output.parent}")
+
+
+def _told(step: Step) -> str:
+    """Print the step, and return its line for the recipe's header."""
+    from pipeline.lab.tune.goals import told
+
+    if step.left:
+        line = f"{step.knob.name}: as it was, {step.left}"
+        print(line, file=sys.stderr)
+        return line
+    print(f"{step.knob.name}, by {step.metric}", file=sys.stderr)
+    for verdict in step.verdicts:
+        figure = told(verdict.row, step.metric)
+        print(f"  {verdict.row.label}: {figure}; {verdict.why}", file=sys.stderr)
+    kept = next((v for v in step.verdicts if v.row.label == step.chosen), step.verdicts[0])
+    why = f"{kept.why}" if step.chosen else "nothing was better"
+    name = step.chosen or "as it was"
+    return f"{step.knob.name}: {name}, {step.metric} {told(kept.row, step.metric)}; {why}"
+
+
+def _head(args: Namespace, title: str, lines: list[str]) -> list[str]:
+    from pipeline.lab.table import machine
+
+    facts = machine(0)
+    return [
+        f"Goal: {Path(args.recipe).stem}, tuned: {title}.",
+        f"  headrace serve {args.output}",
+        f"Tuned by: headrace tune {args.recipe} --goal {args.goal} --floor {args.floor:g}",
+        *[f"  {line}" for line in lines],
+        f"Run on: {facts['cpu']}, {facts['cores']} cores, {facts['system']}, {time.strftime('%Y-%m-%d')}.",
+    ]

@@ -1,0 +1,160 @@
+"""The file: sections, their seals, and what is wrong with one that was cut short or edited."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pipeline.catalog import dump_yaml, load_yaml
+from pipeline.errors import ConfigError, Problem, nearest
+from pipeline.identity import digest
+
+SUFFIX = ".lock.yaml"
+VERSION = 1
+COPY = "Copy it again from where it was made, or lock the recipe again."
+AGAIN = "A lock is not edited: change the recipe, then headrace lock RECIPE -o NAME.lock.yaml"
+
+
+@dataclass(frozen=True)
+class Lock:
+    """One lock. All plain data; `seals` has a digest for each section and each group of `config`."""
+
+    lock: int  # version of this layout
+    recipe: str
+    made: Mapping[str, Any]  # date, overrides: for people, compared with nothing
+    choices: Mapping[str, Any]  # group -> option, or list of options
+    config: Mapping[str, Any]
+    graph: str
+    code: Mapping[str, str]  # package -> digest of its sources
+    artifacts: Mapping[str, Any]  # group -> file -> bytes, digest
+    model: Mapping[str, Any]  # what the opened model says of itself
+    packages: Mapping[str, str]
+    platform: Mapping[str, Any]
+    probes: list[Mapping[str, Any]]
+    seals: Mapping[str, str]
+    digest: str  # of all the above
+
+
+NAMES = tuple(f.name for f in fields(Lock))
+MAPPINGS = (
+    "made",
+    "choices",
+    "config",
+    "code",
+    "artifacts",
+    "model",
+    "packages",
+    "platform",
+    "seals",
+)
+
+
+def sealed(**sections: Any) -> Lock:
+    """A lock of these sections, with its seals."""
+    whole = {"lock": VERSION, **sections}
+    whole["seals"] = seals(whole)
+    return Lock(**whole, digest=digest(whole))
+
+
+def seals(sections: Mapping[str, Any]) -> dict[str, str]:
+    """Of each section, and of each group of the configuration, so that an edit can be named."""
+    parts = {name: value for name, value in sections.items() if name not in ("config", "seals")}
+    parts |= {f"config.{group}": value for group, value in sections["config"].items()}
+    return {name: digest({"": value}) for name, value in parts.items()}
+
+
+def refuse_place(path: Path) -> None:
+    """ConfigError if a lock cannot be written there: asked before any work is done."""
+    if not path.name.endswith(SUFFIX) or path.name == SUFFIX:
+        raise _problem(path, f"a lock's name ends with {SUFFIX}.", f"Try: -o {path.stem}{SUFFIX}")
+    if path.exists():
+        raise _problem(path, "is there already.", "Take another name, or remove it first.")
+    if not path.parent.is_dir():
+        raise _problem(path, f"there is no folder {path.parent}.", "Make it first.")
+
+
+def write(lock: Lock, path: Path) -> None:
+    """Whole or not at all."""
+    refuse_place(path)
+    text = HEAD.format(recipe=lock.recipe, date=lock.made["date"], name=path.name)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text + dump_yaml(asdict(lock)), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise _problem(path, f"cannot be written: {error.strerror}.", "") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+HEAD = """\
+# {recipe} as it was tested on {date}. Made by `headrace lock`; not to be edited.
+#   headrace serve {name}     serves exactly this, or says what differs and does not
+#   headrace replay {name}    asks the probes again and compares every token
+"""
+
+
+def read(place: str) -> Lock:
+    """ConfigError names what is wrong with the file: all unknown keys, or all edited parts, at once."""
+    path = Path(place).expanduser()
+    if not path.is_file():
+        raise _problem(path, "there is no such lock.", "Make one: headrace lock RECIPE -o " + place)
+    try:
+        found = load_yaml(path)
+    except ConfigError as error:
+        text = error.problems[0].what.replace("\n", " ")
+        raise _problem(path, text, f"Was it cut short? {COPY}") from error
+    if not isinstance(found, Mapping):
+        raise _problem(path, "is no lock: it holds no sections.", AGAIN)
+    if found.get("lock", VERSION) != VERSION:
+        what = f"has the layout {found['lock']!r}; this version of headrace reads {VERSION}."
+        raise _problem(path, what, "Lock the recipe again.")
+    for check in (_unknown, _missing, _misshapen, _edited):
+        if problems := list(check(path, found)):
+            raise ConfigError(problems)
+    return Lock(**found)
+
+
+def _problem(path: Path, what: str, hint: str) -> ConfigError:
+    return ConfigError([Problem(str(path), what, hint)])
+
+
+def _unknown(path: Path, found: Mapping[str, Any]) -> Iterator[Problem]:
+    for key in found:
+        if key not in NAMES:
+            yield Problem(f"{path} {key}", "a lock has no such section.", nearest(str(key), NAMES))
+
+
+def _missing(path: Path, found: Mapping[str, Any]) -> Iterator[Problem]:
+    if absent := [name for name in NAMES if name not in found]:
+        cut = absent == list(NAMES[-len(absent) :])
+        what = f"lacks {', '.join(absent)}" + (": it was cut short." if cut else ".")
+        yield Problem(str(path), what, COPY)
+
+
+def _misshapen(path: Path, found: Mapping[str, Any]) -> Iterator[Problem]:
+    for name in MAPPINGS:
+        if not isinstance(found[name], Mapping):
+            yield Problem(f"{path} {name}", "wants settings by name.", AGAIN)
+    if not isinstance(found["probes"], list):
+        yield Problem(f"{path} probes", "wants a list.", AGAIN)
+
+
+def _edited(path: Path, found: Mapping[str, Any]) -> Iterator[Problem]:
+    whole = {name: found[name] for name in NAMES if name != "digest"}
+    fresh, told = seals(whole), found["seals"]
+    wrong = [name for name in dict.fromkeys([*told, *fresh]) if told.get(name) != fresh.get(name)]
+    for name in wrong:
+        value = _value(found, name)
+        shown = f" It now says {value}." if len(str(value)) < 200 else ""
+        yield Problem(f"{path} {name}", f"was edited after the lock was made.{shown}", AGAIN)
+    if not wrong and digest(whole) != found["digest"]:
+        yield Problem(f"{path} seals", "was edited after the lock was made.", AGAIN)
+
+
+def _value(found: Mapping[str, Any], name: str) -> Any:
+    section, _, group = name.partition(".")
+    return found[section].get(group, "nothing") if group else found[section]

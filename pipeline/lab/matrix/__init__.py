@@ -1,0 +1,1 @@
+"""The promises, tried for every combination of choices on tiny models: `headrace matrix`."""

@@ -1,0 +1,77 @@
+"""All cells, in worker processes: one a family, since what cells have in common is the family's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pipeline.lab.matrix.cells import FAMILIES, Axes, Cell, Heads, cells, pairwise
+from pipeline.lab.matrix.worker import LENGTH, Outcome, cell_of
+
+COVERED = 8  # tokens of an answer where only a cover is tried
+Report = Callable[[Outcome], None]
+
+
+class MatrixError(RuntimeError):
+    """A worker ended before its cells did: our fault."""
+
+
+def run(axes: Axes, *, cover: bool, workers: int, report: Report) -> list[Outcome]:
+    """Try all cells (`cover`: a pairwise cover of them) in `workers` processes at a time; `report` is
+    called for each outcome as it comes, from any thread. Outcomes in the order of the cells."""
+    with TemporaryDirectory(prefix="headrace-matrix-") as place:
+        heads = write_heads(Path(place))
+        wanted = list((pairwise if cover else cells)(axes, heads))
+        length = COVERED if cover else LENGTH
+        jobs = [[c for c in wanted if c.family == family] for family in axes.family]
+        with ThreadPoolExecutor(workers) as pool:
+            done = [pool.submit(_job, job, heads, length, place, report) for job in jobs if job]
+            return [outcome for one in done for outcome in one.result()]
+
+
+def write_heads(folder: Path) -> Heads:
+    """Tiny drafter checkpoints in the published layouts."""
+    module = [sys.executable, "-m", "stages.drafters.neural.tiny", str(folder), "64", *FAMILIES]
+    ran = subprocess.run(module, capture_output=True, text=True)
+    if ran.returncode:
+        raise MatrixError(f"the drafters' checkpoints could not be written: {ran.stderr[-2000:]}")
+    return Heads(json.loads(ran.stdout))
+
+
+def _job(
+    job: Sequence[Cell], heads: Heads, length: int, folder: str, report: Report
+) -> list[Outcome]:
+    asked = {
+        "folder": folder,
+        "heads": dict(heads.folders),
+        "length": length,
+        "cells": [asdict(cell) for cell in job],
+    }
+    found = []
+    for outcome in _worker(asked):
+        report(outcome)
+        found.append(outcome)
+    if len(found) != (wanted := sum(len(cell.rows) for cell in job)):
+        raise MatrixError(f"a worker ended after {len(found)} of {wanted} outcomes")
+    return found
+
+
+def _worker(asked: Mapping[str, Any]) -> Iterator[Outcome]:
+    command = [sys.executable, "-m", "pipeline.lab.matrix.worker"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            json.dump(asked, process.stdin)
+            process.stdin.close()
+            for line in process.stdout:
+                said = json.loads(line)
+                yield Outcome(**{**said, "cell": cell_of(said["cell"])})
+        finally:
+            process.kill()

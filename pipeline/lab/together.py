@@ -1,0 +1,53 @@
+"""Requests under way at the same time, and their answers."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pipeline.engine import Engine
+from pipeline.results import collect
+from pipeline.types import Delta, Done, Event, Failed
+
+PATIENCE_S = 60.0  # longest wait for one event
+
+
+class Running:
+    """One submitted request whose events are collected; `seen` gets each first, on the owner's thread.
+    `wanted` are fields of Request and Sampling."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: Any,
+        *,
+        seen: Callable[[Event], None] | None = None,
+        **wanted: Any,
+    ):
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+        def deliver(event: Event) -> None:
+            if seen is not None:
+                seen(event)
+            self.events.put(event)
+
+        self.ticket = engine.submit(engine.request(prompt, **wanted), deliver)
+
+    def __iter__(self) -> Iterator[Delta | Done]:
+        while True:
+            event = self.events.get(timeout=PATIENCE_S)
+            if isinstance(event, Failed):
+                raise event.error
+            if isinstance(event, Delta | Done):
+                yield event
+            if isinstance(event, Done):
+                return
+
+    def result(self) -> dict[str, Any]:
+        return collect(self)
+
+
+def together(engine: Engine, prompts: Sequence[Any], **wanted: Any) -> list[dict[str, Any]]:
+    """All prompts in flight at once; results in their order."""
+    return [run.result() for run in [Running(engine, prompt, **wanted) for prompt in prompts]]

@@ -1,0 +1,1 @@
+"""From short measurements on this machine to a recipe: `headrace tune`."""

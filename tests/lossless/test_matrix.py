@@ -1,0 +1,112 @@
+"""The matrix (docs/matrix.md): a cover of it is run here, `make matrix` runs all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations, product
+
+import pytest
+
+from pipeline.lab.matrix import cells as axes_of
+from pipeline.lab.matrix import run
+from pipeline.lab.matrix.cells import Axes, AxisError, Cell, Heads, cells, pairwise
+from pipeline.lab.matrix.page import page
+from pipeline.lab.matrix.trial import Trial
+from pipeline.lab.matrix.worker import Outcome, Worker
+from stages.drafters.neural import tiny
+
+SIDES = ("drafter", "kv", "family", "tier", "constraint", "rows")
+SPARED = ("none", "random", "auto")  # plain decoding, no model, and another's name
+COVERED = [  # one of each kind of codes and of layers: the others are in the whole
+    "family=llama,gemma3,gemma4,deepseek_v3,qwen3_5",
+    "kv=native,kv4,paged,per_layer,turboquant",
+    f"drafter={','.join(name for name in axes_of.whole()['drafter'] if name not in SPARED)}",
+]
+NO_DONOR = (
+    "drafter=assistant: needs kv to donor, but kv=paged can only batch and rewind and snapshot and speculate. "
+    "Choose kv=kv4 or kv=kv8 or kv=native or kv=per_layer or kv=rotated or kv=turboquant."
+)
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("heads")
+    return Heads(
+        {
+            family: {
+                name: str(tiny.checkpoint(name, family, folder, head_size=64))
+                for name in tiny.WRITERS
+                if tiny.fits(name, family)
+            }
+            for family in axes_of.FAMILIES
+        }
+    )
+
+
+def pairs(found):
+    return {
+        (a, getattr(cell, a), b, getattr(cell, b))
+        for cell in found
+        for a, b in combinations(SIDES, 2)
+    }
+
+
+@pytest.mark.parametrize("words", [[], COVERED], ids=["whole", "tried here"])
+def test_a_cover_has_every_pair_that_the_whole_has(heads, words):
+    axes = Axes.read(words)
+    whole, cover = list(cells(axes, heads)), list(pairwise(axes, heads))
+    assert len(cover) < len(whole) / 3
+    halves = [replace(cell, rows=(rows,)) for cell in whole for rows in cell.rows]
+    assert pairs(halves) == pairs(cover)
+
+
+def test_every_cell_is_there_but_those_that_cannot_be(heads):
+    whole = list(cells(Axes.read(), heads))
+    there = {(cell.drafter, cell.kv, cell.family) for cell in whole}
+    assert len(there) == len(whole)
+    absent = set(product(*map(axes_of.whole().get, ("drafter", "kv", "family")))) - there
+    assert {drafter for drafter, *_ in absent} == set(tiny.OF_ITS_FAMILY)
+
+
+@pytest.mark.parametrize("family", Axes.read(COVERED).family)
+def test_a_cover_keeps_every_promise(family, heads, tmp_path):
+    wanted = [cell for cell in pairwise(Axes.read(COVERED), heads) if cell.family == family]
+    found = list(Worker(tmp_path, heads, run.COVERED).run(wanted))
+    assert [one for one in found if one.outcome == "fails"] == []
+    refused = {one.note.partition(";")[0] for one in found if one.outcome == "refused"}
+    assert refused <= {f"kv.map: tiny-{family}.json: it lists no layer", NO_DONOR}
+    assert len(found) == len(wanted) > 5
+
+
+def test_a_wrong_token_is_a_failing_cell(heads, tmp_path, monkeypatch):
+    compare = Trial._compare
+
+    def told(self, name, results, verdict):
+        results[1]["token_ids"][3] += name == "warm"
+        compare(self, name, results, verdict)
+
+    monkeypatch.setattr(Trial, "_compare", told)
+    (found,) = Worker(tmp_path, heads).run(
+        [Cell("suffix", "native", "llama", "[ram,disk]", rows=(1,))]
+    )
+    assert found.outcome == "fails"
+    assert found.note == "warm: request 1 differs from plain at token 3"
+
+
+def test_what_a_cell_cannot_be_is_said(heads, tmp_path):
+    (found,) = Worker(tmp_path, heads).run([Cell("mtp", "native", "llama", rows=(1,))])
+    assert found.outcome == "refused"
+    assert "holds no safetensors under 'mtp.'" in found.note
+    with pytest.raises(AxisError, match=r"drafter: has no 'ngrm'\. Did you mean 'ngram'\?"):
+        Axes.read(["drafter=ngrm"])
+    with pytest.raises(AxisError, match=r"(?s)family: has no 'x'.*famly: no such axis|famly.*'x'"):
+        Axes.read(["famly=llama", "family=x"])
+
+
+def test_the_page():
+    cell = Cell("suffix", "kv8", "llama")
+    outcomes = [Outcome(cell, 1, "works", tokens=9), Outcome(cell, 4, "refused", "too wide.")]
+    text = page(outcomes, "headrace matrix", "here")
+    assert "| suffix  | no (1) |" in text
+    assert "\n1. too wide.\n" in text
+    assert "2 cells: 1 work, 0 fail, 1 are refused (50.0%). 9 tokens were compared" in text

@@ -1,0 +1,140 @@
+"""Tuning: what is better by enough and above the floor is chosen, and the recipe says what was meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.cli import main
+from pipeline.compose import compose
+from pipeline.errors import ConfigError
+from pipeline.lab.metrics import spread
+from pipeline.lab.tune import goals, recipe, search
+from pipeline.lab.tune.goals import GOALS, KNOBS
+from pipeline.lab.tune.search import Search, Wanted
+
+# what a point takes, by the overrides that matter
+SECONDS = {"drafter=ngram": 0.7, "drafter=suffix": 0.69, "depth.max=16": 0.9, "depth=adaptive": 0.8}
+SECONDS |= {
+    "kv=kv8": 0.95,
+    "kv=kv4": 0.5,
+    "kv=rotated": 1.1,
+    "stage.chunked_prefill.chunk=1024": 0.99,
+}
+BYTES = {"kv=kv8": 28, "kv=turboquant": 22, "kv=kv4": 16, "kv=rotated": 16}
+TOP1 = {"kv=kv8": 0.99, "kv=turboquant": 0.96, "kv=rotated": 0.94, "kv=kv4": 0.8}
+
+
+def figures(overrides):
+    """The last one typed of each kind counts."""
+    last = {text.partition("=")[0]: text for text in overrides}
+    seconds = 1.0
+    for text in last.values():
+        seconds *= SECONDS.get(text, 1.0)
+    kv = last.get("kv", "kv=native")
+    found = {
+        "seconds": spread([seconds * n for n in (0.995, 1.0, 1.005)]),
+        "tokens_per_s": spread([100 / seconds]),
+        "kv_bytes_per_token": spread([BYTES.get(kv, 100)]),
+        "top1": spread([TOP1.get(kv, 1.0)]),
+    }
+    return found
+
+
+def runner(jobs):
+    for index, job in enumerate(jobs):
+        if "kv=paged" in job.overrides:
+            yield index, {"status": "failed", "reason": "no blocks today"}
+        else:
+            yield index, {"status": "ok", "contestants": [{"figures": figures(job.overrides)}]}
+
+
+def tuned(tmp_path, goal, floor=0.95, overrides=("drafter=none",)):
+    wanted = Wanted("smollm2", overrides, GOALS[goal], floor, 3)
+    found = Search(wanted, tmp_path / goal, runner, lambda row, of: None)
+    return found, list(found.steps())
+
+
+def test_the_quickest_above_the_floor(tmp_path):
+    found, steps = tuned(tmp_path, "latency")
+    assert [step.chosen for step in steps] == [
+        "kv=kv8", "flow=speculative drafter=ngram", "depth=adaptive", "", "",
+    ]  # fmt: skip
+    told = {v.row.label: v.why for step in steps for v in step.verdicts}
+    assert told["kv=kv4"] == "below the floor: top-1 0.800 < 0.95"
+    assert told["kv=paged"] == "refused: no blocks today"
+    assert told["kv=rotated"].startswith("below the floor")
+    assert told["flow=speculative drafter=suffix"].endswith("too little to count")
+    assert steps[-1].left == goals.ONE
+    assert compose("smollm2", found.overrides).choices["depth"] == "adaptive"
+
+
+def test_the_fewest_bytes_and_another_floor(tmp_path):
+    _, steps = tuned(tmp_path, "memory")
+    assert steps[0].chosen == "kv=turboquant"
+    _, steps = tuned(tmp_path / "low", "memory", floor=0.5)
+    assert steps[0].chosen == "kv=rotated"  # the first of two with as few bytes
+    found, steps = tuned(tmp_path / "one", "latency", floor=1.0, overrides=("kv=kv4",))
+    assert steps[0].chosen == "kv=native", "what is below the floor cannot stay"
+    assert "kv=native" in found.overrides
+
+
+def test_depth_is_left_where_nobody_drafts(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "KNOBS", [knob for knob in KNOBS if knob.drafts])
+    _, (step,) = tuned(tmp_path, "throughput")
+    assert (step.left, step.verdicts) == ("nobody drafts", ())
+
+
+def test_the_recipe_says_what_was_meant(tmp_path):
+    meant = compose(
+        "shared", ["kv=kv8", "kv.bits=6", "depth=adaptive", "limits.max_rows=3", "workload=json"]
+    )
+    path = tmp_path / "mine.yaml"
+    recipe.write(path, recipe.text(meant, ["Goal: mine."]), meant)
+    fresh = compose(str(path))
+    same = {key: value for key, value in meant.config.items() if key != "workload"}
+    assert {key: value for key, value in fresh.config.items() if key != "workload"} == same
+    assert fresh.config["workload"] == compose("shared").config["workload"]
+    assert path.read_text().startswith("# Goal: mine.\ndefaults:\n  - base\n")
+    with pytest.raises(ConfigError, match="is there already"):
+        recipe.write(path, "", meant)
+
+
+def test_on_a_model_of_no_weights(tmp_path, monkeypatch, capsys):
+    """The real thing, two candidates: measured in processes of their own, written, and right."""
+    monkeypatch.chdir(tmp_path)
+    knobs = [goals.Knob("rows", ("limits.max_rows=1", "limits.max_rows=16"))]
+    monkeypatch.setattr(search, "KNOBS", knobs)
+    words = (
+        "tune",
+        "fake",
+        "model.delay_ms=4",
+        "--goal",
+        "throughput",
+        "--repeats",
+        "2",
+        "-o",
+        "t.yaml",
+    )
+    assert main(list(words)) == 0, capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert out.startswith("t.yaml: headrace serve t.yaml")
+    assert "rows, by tokens_per_s" in err and "limits.max_rows=1: " in err
+    text = (tmp_path / "t.yaml").read_text()
+    assert "max_rows: 16" in text and "# Goal: fake, tuned: as many tokens a second" in text
+    assert main(["check", "t.yaml"]) == 0
+    assert main(list(words)) == 2
+    assert "t.yaml is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--floor", "2", "-o", "x.yaml"], "--floor: wants a share from 0 to 1, got 2.0"),
+        (["-o", "x.lock.yaml"], "a recipe's name ends with .yaml"),
+        (["-o", "no/x.yaml"], "there is no folder no"),
+    ],
+)
+def test_mistakes(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", "fake", "--goal", "latency", *words]) == 2
+    assert said in capsys.readouterr().err
