@@ -82,10 +82,12 @@ class Progress:
     seen: int = 0  # emitted tokens whose log-probabilities are in `logprobs`
     captured: int = 0  # emitted tokens in the last capture
     lag: int = 0  # emitted while that one was being written
+    burst: int = 1  # the most that a round has emitted
     waits: bool = False  # it is still being written
 
     def hear(self, sequence: Sequence) -> None:
         """Take in what the round has emitted."""
+        self.burst = max(self.burst, len(sequence.output_ids) - self.seen)
         if sequence.request.logprobs is not None:
             for emitted in sequence.emitted[: len(sequence.output_ids) - self.seen]:
                 if emitted.logprob is not None:
@@ -98,9 +100,10 @@ class Progress:
 
     def due(self, every: int) -> int:
         """Emitted tokens at which to capture next: the first at once, for the prompt and the seed; later
-        ones so early that they are on disk before `every` tokens more have been emitted."""
+        ones so early that they are on disk before `every` tokens more have been emitted. What comes in
+        bursts is captured before the burst that might go beyond."""
         early = min(every // 2, max(self.lag, every // 8))
-        return self.captured + every - early if self.captured else 1
+        return self.captured + max(1, every - early - self.burst + 1) if self.captured else 1
 
     def record(self, sequence: Sequence) -> Attachment:
         """What a state does not say of an answer that has got so far."""

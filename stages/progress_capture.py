@@ -80,7 +80,8 @@ class ProgressCapture:
         if tokens != known or not progress.complete(sequence):
             return False
         batch.drop_ahead()  # the layers' arrays hold what it would write
-        start = min(self.tier.covered(tokens, sequence.namespace), len(tokens) - 1)
+        kind = batch.rows.reusable_from(row, len(tokens))
+        start = min(self.tier.covered(tokens, sequence.namespace, kind), len(tokens) - 1)
         state = batch.rows.capture(row, tokens, sequence.namespace, start)
         if "refill" not in self.drafter.can and (own := batch.draft_rows.capture(row)):
             state = state.with_attachment(own)

@@ -39,7 +39,14 @@ class Finding:
         return self.reading is None or self.reading.done()
 
     def take(self) -> Match | None:
-        return None if self.reading is None else self.reading.take()
+        """The state with its record; None where one of them could not be read just now."""
+        match = None if self.reading is None else self.reading.take()
+        if match is None or self.attempt is None:
+            return None
+        if any(note.namespace == self.attempt.label for note in match.state.attachments):
+            return match
+        match.release()
+        return None
 
     def release(self) -> None:
         if self.reading is not None:
@@ -105,15 +112,16 @@ class Resume:
     def _go_on(self, sequence: Sequence, attempt: Attempt, match: Match) -> bool:
         """False where the record cannot be used; the sequence is then as it was."""
         before = sequence.seed, sequence.sampler
-        notes = {note.namespace: note for note in match.state.attachments}
+        record = next(n for n in match.state.attachments if n.namespace == attempt.label)
         try:
-            record = notes[attempt.label]
             emitted = emitted_by(record, match.state.tokens, sequence)
             self._replay(sequence, record, emitted)
-        except (ValueError, KeyError, RuntimeError) as error:
+        except Exception as error:  # whatever a record of another version may hold
             logging.getLogger(__name__).warning("a capture cannot be resumed: %r", error)
             sequence.seed, sequence.sampler = before
             sequence.output_ids, sequence.text_state = [], None
+            if sequence.sampler is not None:
+                sequence.sampler.restart(())  # its matcher has seen the record's tokens
             return False
         count = len(emitted)
         sequence.progress = Progress(attempt, Logprobs(record.tensors), count, count)

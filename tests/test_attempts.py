@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import threading
 import time
@@ -11,6 +12,8 @@ from test_disk_tier import files, found, opened, written
 
 from pipeline.errors import GraphError
 from pipeline.types import Attachment
+from stages.progress import Progress
+from stages.resume import Finding
 from stages.tiers.saved import format as form
 from tests.truth import FULL, MIXES, assert_true, capture
 
@@ -234,6 +237,40 @@ def test_a_damaged_capture_is_a_miss(tier):
     del attempt, record
     assert left(tier) == []
     assert found(tier, ANSWER) == 30, "the state itself is as good as any"
+
+
+def test_what_it_left_before_serves_where_the_last_cannot_be_read(tier, monkeypatch):
+    attempt = tier.attempts.begin("k")
+    take(tier, attempt, 24)
+    assert tier.attempts.take(attempt, noted(attempt, 30))
+    written(tier)  # both are there: it ended before anybody looked
+    last = max(tier.store.shelf.records["k"].values(), key=lambda file: file.stop)
+    del attempt
+    read = tier.store.read
+
+    def fails(name):
+        if name == last.name:
+            raise OSError(errno.EIO, "not just now")
+        return read(name)
+
+    monkeypatch.setattr(tier.store, "read", fails)
+    finding = Finding(tier.attempts.left("k", PROMPT, "n"))
+    finding.reading.wait()
+    assert finding.take() is None, "a state without its record is none"
+    tier._rests_until = 0.0
+    finding.turn()
+    finding.reading.wait()
+    assert len(finding.take().state.tokens) == 24
+    assert len(tier.store.shelf.records["k"]) == 2, "what cannot be read just now stays"
+
+
+@pytest.mark.parametrize("burst", [1, 9, 17])
+def test_no_more_is_lost_than_promised_though_many_come_at_once(burst):
+    progress = Progress(None, captured=1, burst=burst)
+    for durable in (1, 57, 100):
+        progress.captured = durable
+        before = progress.due(64) - 1  # so many may be out before the round that captures
+        assert before + burst - durable <= 64
 
 
 @pytest.mark.parametrize("tiers", ["none", "ram"])

@@ -15,7 +15,8 @@ from stages.rows.state import state_bytes
 from stages.spill import Spill
 from stages.tiers.ram import Ram
 from stages.tiers.saved import format as form
-from tests.test_disk_tier import files, opened
+from stages.tiers.saved import queue
+from tests.test_disk_tier import files, found, opened, written
 from tests.truth import FULL, capture
 
 NOBODY = Batch([], None, None)
@@ -146,3 +147,20 @@ def test_a_budget_bills_what_waits_to_be_written(tmp_path):
     ram.check_integrity()
     disk.close()
     assert files(tmp_path) == []
+
+
+def test_what_cannot_be_made_a_file_holds_up_nothing(tmp_path, monkeypatch):
+    tier, made, bad = opened(tmp_path), queue.to_host, [RuntimeError("no memory for it")]
+
+    def once(arrays):
+        if bad:
+            raise bad.pop()
+        return made(arrays)
+
+    monkeypatch.setattr(queue, "to_host", once)
+    for name in (1, 2):
+        tier.put(capture((FULL,), [name] * 8))
+    written(tier)
+    assert (found(tier, [1] * 8), found(tier, [2] * 8)) == (0, 8)
+    assert (tier.stats()["failed"], tier.stats()["pending"]) == (1, 0)
+    tier.close()

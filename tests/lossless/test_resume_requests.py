@@ -130,3 +130,34 @@ def test_a_fault_while_it_is_captured_or_found_costs_no_answer(engine, monkeypat
     monkeypatch.setattr(disk.attempts, "left", lambda *where: 1 / 0)
     assert engine.generate(PROMPT, **SAMPLED, seed=5)["token_ids"] == cold["token_ids"]
     assert engine.stats()["counts"].get("faults", 0) == 0
+
+
+def test_codes_that_begin_late(tmp_path):
+    late = ("kv=kv8", "kv.start=20", "model.head_size=64")
+    with opened(tmp_path, *late) as engine:
+        engine.generate(PROMPT[:16], max_tokens=2)
+        assert engine.flush()["durable"], "what the prompt begins with is there as computed"
+        gone = Slow(engine, stop_at=30, seed=3)
+        list(gone)
+        again = engine.generate(PROMPT, **SAMPLED, seed=3)
+    assert again["token_ids"][: len(gone.out)] == gone.out
+    assert again["resumed_tokens"] >= len(gone.out) - 8
+
+
+@pytest.mark.parametrize("error", [RuntimeError, IndexError])
+def test_a_record_that_cannot_be_replayed_leaves_no_trace(tmp_path, monkeypatch, error):
+    form = {**SAMPLED, "seed": 3, "grammar": {"regex": "[a-z]{20}[0-9]{30}"}}
+    with opened(tmp_path, "constraint=llguidance") as engine:
+        cold = Slow(engine, **form).result()
+        list(Slow(engine, stop_at=30, **form))
+        text = engine.pipeline.stages["resume"].text
+        read = text.read
+        monkeypatch.setattr(text, "read", lambda *what: read(*what) and _raise(error("odd")))
+        again = engine.generate(PROMPT, **form)
+        assert engine.stats()["counts"].get("faults", 0) == 0
+    assert (again["token_ids"], again["text"]) == (cold["token_ids"], cold["text"])
+    assert again["resumed_tokens"] == 0
+
+
+def _raise(error):
+    raise error

@@ -62,13 +62,15 @@ class Attempts:
         be read when its turn comes. Nothing while a cleanup of this key is not done."""
         if not self._clean(key):
             return
-        shelf, wanted = self.disk.store.shelf, pack(tokens)
+        shelf, wanted, mine = self.disk.store.shelf, pack(tokens), ""
         for record in sorted(shelf.records.get(key, {}).values(), key=lambda file: -file.stop):
-            here = shelf.files.get(record.name) is record and record.label not in self._live
-            if not here or not self._follows(record, wanted):
+            free = record.label == mine or record.label not in self._live
+            here = shelf.files.get(record.name) is record
+            if not (here and free and self._follows(record, wanted)):
                 continue
             reading = self.disk.reopen(record, namespace)
             if reading is not None:
+                mine = record.label  # an attempt that was killed may have left two
                 yield self._alive(Attempt(key, record.label.rpartition("/")[2])), reading
 
     def _follows(self, record: File, key: bytes) -> bool:

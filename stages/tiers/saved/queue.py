@@ -104,7 +104,7 @@ class Queue:
             self._locked_since = None
         except LockedError as error:
             self._wait_for_lock(file, error)
-        except OSError as error:
+        except Exception as error:  # one that cannot be written must not hold up those behind it
             self.failed(file, error)
 
     def _wait_for_lock(self, file: File, error: LockedError) -> None:
@@ -147,6 +147,7 @@ class Queue:
     def _landed(self, file: File, error: BaseException | None) -> None:
         if error is not None:
             file.state = "pending"
+            self.store.total -= file.size  # there is nothing of it
             self.failed(file, error)
         elif self.store.shelf.files.get(file.name) is file:
             file.state, file.payload = "stored", None
