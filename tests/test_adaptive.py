@@ -9,14 +9,15 @@ import pytest
 import stages.depth.adaptive as module
 from pipeline.types import Batch, Emitted, Proposal, Request, Sequence
 from stages.depth.adaptive import Adaptive
-from stages.depth.evidence import Costs, Odds, RowNotes
+from stages.depth.evidence import Costs, Odds, Plain, RowNotes, Worth
 
 
 class World:
     """Rounds with a made-up clock. `right(row, round, index)`: whether that draft would be accepted."""
 
-    def __init__(self, depth, rows, cost, offered, right, drafting=0.0):
+    def __init__(self, depth, rows, cost, offered, right, drafting=0.0, lost=0.0):
         self.depth, self.cost, self.right, self.drafting = depth, cost, right, drafting
+        self.lost, self.wide = lost, False  # seconds that a plain round takes longer after a wide one
         self.offered = offered  # (row, round) -> length of what the drafter would propose
         self.rows = [Sequence(Request(id=str(i)), print, max_new=10**9) for i in range(rows)]
         self.seconds, self.tokens, self.round = 0.0, 0, 0
@@ -41,6 +42,8 @@ class World:
                 self.places[index] += row.accepted + 1
                 self.tokens += row.accepted + 1
             self.seconds += self.cost(len(self.rows), 1 + max(lengths))
+            self.seconds += self.lost if self.wide and not any(lengths) else 0.0
+            self.wide = any(lengths)
             self.depth.observe(batch, self.seconds - began)
             self.round += 1
         return self
@@ -122,6 +125,36 @@ def test_four_rows_lose_nothing_while_costs_are_unknown(odds, monkeypatch):
     assert mine.rate > 0.97 * 4 / dear(4, 1)
 
 
+@pytest.mark.parametrize("odds", [0.3, 0.5, 0.6, 0.7, 0.8])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_what_a_wide_round_takes_from_the_next_is_counted(rows, odds, monkeypatch):
+    """A plain round that follows a wide one takes a tenth longer: its graph was not built ahead."""
+
+    def dear(rows, width):
+        return 0.048 * (1 + (0.1 + 0.06 * rows) * (width - 1))
+
+    shares = []
+    for seed in range(6):
+        draw = random.Random(seed)
+        table = [[draw.random() < odds for _ in range(16)] for _ in range(997)]
+        lengths = [3 if draw.random() < 0.25 else 0 for _ in range(991)]
+        world = World(
+            Adaptive(),
+            rows,
+            dear,
+            lambda row, round, lengths=lengths: lengths[(round * 7 + row * 31) % 991],
+            lambda row, round, index, table=table: table[(round * 5 + row * 13) % 997][index],
+            lost=0.005,
+        )
+        world.play(90, monkeypatch)
+        began = world.tokens, world.seconds
+        world.play(200, monkeypatch)
+        rate = (world.tokens - began[0]) / (world.seconds - began[1])
+        shares.append(rate * dear(rows, 1) / rows)
+    print(odds, rows, [round(s, 3) for s in shares])
+    assert min(shares) > 0.97
+
+
 def test_a_row_that_begins_to_repeat_is_noticed_though_nothing_is_verified(monkeypatch):
     """Others have been wrong for long; the row's own refused proposals come true."""
     depth = Adaptive()
@@ -191,6 +224,40 @@ def test_costs_lie_between_what_was_measured():
     assert costs.of(1, 5) == pytest.approx(0.014)
     assert costs.of(1, 17) > costs.of(1, 9) == pytest.approx(0.018)
     assert costs.of(3, 1) == 0.01  # nothing better is known
+
+
+def test_a_slow_sample_makes_no_pass_free():
+    costs = Costs()
+    costs.note(1, 8, 0.23)  # an interruption
+    costs.note(1, 9, 0.049)
+    costs.note(1, 9, 0.25)
+    costs.note(1, 16, 0.5)
+    assert 0.049 / 9 <= costs.of(1, 1) <= costs.of(1, 4) <= costs.of(1, 8)
+
+
+def test_promises_are_believed_as_far_as_they_were_kept():
+    worth = Worth()
+    for _ in range(60):
+        worth.note(2.0, 1.0)
+    assert worth.share == pytest.approx(0.53, abs=0.03)
+    for _ in range(300):
+        worth.refused()
+    assert worth.share > 0.95
+    for _ in range(60):
+        worth.note(1.0, 5.0)
+    assert worth.share == 1.0
+
+
+def test_what_a_plain_round_loses_is_measured():
+    plain = Plain()
+    assert plain.lost(4) == 0.0
+    for _ in range(3):
+        plain.note(4, 0.050, after_wide=False)
+        assert plain.lost(4) == 0.0, "not known yet"
+        plain.note(4, 0.055, after_wide=True)
+    assert plain.lost(4) == plain.lost(1) == pytest.approx(0.1)
+    assert plain.usual(4, 9.0) == 0.05
+    assert plain.usual(1, 9.0) == 9.0
 
 
 def test_notes_end_with_their_sequence():

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 
 from pipeline.errors import at_least
 from pipeline.types import Batch, Sequence
-from stages.depth.evidence import SLOPE, Costs, Odds, RowNotes
+from stages.depth.evidence import SLOPE, Costs, Odds, Plain, RowNotes, Worth
 from stages.depth.fixed import room
 
 POOL_FADE = 0.99  # what all rows have shown fades slowly
@@ -50,7 +50,8 @@ class Adaptive:
     """Up to `max` drafts, as many as promise most tokens a second: what the row's own rounds say of how
     often drafts are right, against the measured seconds of each width at this number of rows.
 
-    Where none pays by `margin`, none is verified, and after `probe` such rounds a short proposal is
+    A wide round is also charged what it takes from a plain one after it, and what rounds brought is
+    held against what they promised. Where none pays by `margin`, none is verified, and after `probe` such rounds a short proposal is
     tried again; each failure doubles the wait. A drafter that costs next to nothing is asked in every
     round and its proposals are cut; those that are refused are compared with what came instead, so
     that a row which begins to repeat something is noticed at once. One that costs more is not asked
@@ -59,7 +60,7 @@ class Adaptive:
 
     can: frozenset[str] = frozenset()
 
-    def __init__(self, *, max: int = 16, margin: float = 0.1, probe: int = 16):
+    def __init__(self, *, max: int = 16, margin: float = 0.2, probe: int = 16):
         self.max: int = at_least("max", max, 0)
         self._margin: float = at_least("margin", margin, 0)
         self._probe: int = at_least("probe", probe, 1)
@@ -68,15 +69,18 @@ class Adaptive:
     def open(self) -> None:
         self._pooled, self._costs, self._rows = Odds(), Costs(), RowNotes()
         self._drafting = Costs()  # by (rows, 1 + depth)
-        self._asked, self._began, self._spent = 0, 0.0, 0.0
+        self._plain, self._worth = Plain(), Worth()
+        self._wide, self._promised = False, 0.0  # the last round; what this one has promised
+        self._asked, self._decided, self._began, self._spent = 0, False, 0.0, 0.0
 
     def close(self) -> None:
         pass
 
     def choose(self, batch: Batch) -> list[int]:
         rooms = [room(sequence, self.max) for sequence in batch.sequences]
-        self._asked, self._spent = max(rooms, default=0), 0.0
-        if self._asked and not self._free(len(rooms)):
+        self._asked, self._spent, self._promised = max(rooms, default=0), 0.0, 0.0
+        self._decided = bool(self._asked) and not self._free(len(rooms))
+        if self._decided:
             self._asked = self._best(batch.sequences, rooms, drafting=True)
         self._began = time.perf_counter()
         return [min(depth, self._asked) for depth in rooms]
@@ -85,8 +89,8 @@ class Adaptive:
         self._spent = time.perf_counter() - self._began
         self._drafting.note(len(proposals), 1 + self._asked, self._spent)
         lengths = [len(proposal) for proposal in proposals]
-        if not self._free(len(proposals)):
-            return lengths  # decided before they were made
+        if self._decided:
+            return lengths  # before they were made
         width = self._best(batch.sequences, lengths, drafting=False) if any(lengths) else 0
         if not width:
             for sequence, proposal in zip(batch.sequences, proposals, strict=True):
@@ -95,15 +99,26 @@ class Adaptive:
 
     def observe(self, batch: Batch, seconds: float) -> None:
         rows = batch.sequences
+        self._compare(rows, seconds)
         width = 1 + max((len(s.proposal) for s in rows), default=0)
         self._costs.note(len(rows), width, seconds - self._spent)
-        self._spent = 0.0
+        if width == 1:
+            self._plain.note(len(rows), seconds - self._spent, after_wide=self._wide)
+        self._wide, self._spent = width > 1, 0.0
         for sequence in rows:
             if sequence.finish_reason is None:
                 if sequence.proposal:
                     self._judge(self._of(sequence), len(sequence.proposal), sequence.accepted)
                 else:
                     self._of(sequence).compare(token.token_id for token in sequence.emitted)
+
+    def _compare(self, rows: Seq[Sequence], seconds: float) -> None:
+        """What a wide round brought with what it promised."""
+        if self._promised:
+            plain = self._plain.usual(len(rows), self._costs.of(len(rows), 1, seconds))
+            tokens = sum(len(sequence.emitted) for sequence in rows) / len(rows)
+            had = tokens * plain / (seconds + self._plain.lost(len(rows)) * plain)
+            self._worth.note(self._promised, had)
 
     def _judge(self, row: _Row, verified: int, accepted: int) -> None:
         row.verified()
@@ -133,12 +148,19 @@ class Adaptive:
                 tokens[width] += gains[min(width, length)]
         rates = [tokens[w] / self._seconds(len(rows), w, drafting) for w in range(most + 1)]
         best = max(rates)
-        if best > rates[0] * (1 + self._margin):
-            return max(w for w in range(most + 1) if rates[w] >= best * (1 - EVEN))
-        return self._try_again([row for row, length in zip(rows, lengths, strict=True) if length])
+        width = max(w for w in range(most + 1) if rates[w] >= best * (1 - EVEN))
+        if best * self._worth.share <= rates[0] * (1 + self._margin):
+            self._worth.refused()
+            asking = [row for row, length in zip(rows, lengths, strict=True) if length]
+            width = min(most, self._try_again(asking))
+        self._promised = rates[width] / rates[0] if width else 0.0
+        return width
 
     def _seconds(self, rows: int, depth: int, drafting: bool) -> float:
+        """Of a round, and of what it takes from a plain one after it; a plain one pays for the last."""
         seconds = self._costs.of(rows, 1 + depth, 1.0 + SLOPE * depth)
+        if depth or self._wide:
+            seconds += self._plain.lost(rows) * self._costs.of(rows, 1, 1.0)
         return seconds + (self._drafting.of(rows, 1 + depth) if drafting and depth else 0.0)
 
     def _try_again(self, rows: Seq[_Row]) -> int:

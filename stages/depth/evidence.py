@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
+from statistics import median
 from typing import Any
 
 from pipeline.types import Sequence
@@ -15,6 +16,10 @@ SLOPE = 0.1  # of a pass over one token: what one more is taken to cost until it
 REACH = 8  # columns on, where that is said
 FADE = 0.8  # a round's weight after the next one with drafts
 WEIGHT = 2.0  # rounds that what is known beforehand counts for
+MOST_LOST = 0.25  # of a plain round: no more is believed to be lost after a wide one
+LESSON = 0.97  # a wide round's weight after the next one, where promises are compared with outcomes
+BELIEF = 8.0  # what the forecast itself counts for, in plain rounds' worth of tokens
+REGAINED = 0.01  # of the distance to full belief, each time that a proposal is refused
 
 
 class Odds:
@@ -85,7 +90,8 @@ class Costs:
 
 def _line(seen: Mapping[int, Collection[float]], slope: float) -> tuple[float, float]:
     """Seconds of width 1 and of each further column: least squares over what is sure, or over all; and
-    over one more point, as much as is sure, by which a column costs `slope` of a narrow pass."""
+    over one more point, as much as is sure, by which a column costs `slope` of a narrow pass. No pass
+    costs more than as many narrow ones: that bounds the line where a slow sample would tilt it."""
     sure = {w: some for w, some in seen.items() if len(some) >= SURE} or seen
     points = [(w - 1, min(some), len(some)) for w, some in sure.items()]
     narrow, seconds, _ = min(points)
@@ -96,7 +102,55 @@ def _line(seen: Mapping[int, Collection[float]], slope: float) -> tuple[float, f
     mean_y = sum(y * n for _, y, n in points) / total
     spread = sum(n * (x - mean_x) ** 2 for x, _, n in points)
     rise = max(0.0, sum(n * (x - mean_x) * (y - mean_y) for x, y, n in points) / spread)
-    return mean_y - rise * mean_x, rise
+    start = max(mean_y - rise * mean_x, min(y / (x + 1) for x, y, _ in points))
+    return start, (mean_y - start) / mean_x
+
+
+class Plain:
+    """Seconds of rounds without drafts, by rows: of those that follow another one, and of those that
+    follow a wide one, which has undone what was prepared for them."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[deque[float], deque[float]]] = {}
+
+    def note(self, rows: int, seconds: float, *, after_wide: bool) -> None:
+        known = self._seen.setdefault(rows, (deque(maxlen=SAMPLES), deque(maxlen=SAMPLES)))
+        known[after_wide].append(seconds)
+
+    def usual(self, rows: int, unknown: float) -> float:
+        """Not the least, as in `Costs`: what a round really takes, with what else the machine does."""
+        plain, _ = self._seen.get(rows, ((), ()))
+        return median(plain) if plain else unknown
+
+    def lost(self, rows: int) -> float:
+        """What a wide round takes from the plain one after it, in plain rounds: as measured at the
+        nearest number of rows; 0 until it has been."""
+        both = {n: pair for n, pair in self._seen.items() if min(map(len, pair)) >= SURE}
+        if not both:
+            return 0.0
+        plain, after = both[min(both, key=lambda known: abs(known - rows))]
+        return min(MOST_LOST, max(0.0, median(after) / median(plain) - 1))
+
+
+class Worth:
+    """What a promised gain turns out to be worth, at most what was promised: the best of several
+    guesses is oftener too high than too low, and what the costs above leave out counts here too."""
+
+    def __init__(self) -> None:
+        self._promised = self._had = BELIEF
+
+    def note(self, promised: float, had: float) -> None:
+        """A wide round; both are tokens a second in units of plain decoding's."""
+        self._promised = self._promised * LESSON + promised
+        self._had = self._had * LESSON + had
+
+    def refused(self) -> None:
+        """What was learned of other proposals says less and less."""
+        self._had += REGAINED * max(0.0, self._promised - self._had)
+
+    @property
+    def share(self) -> float:
+        return min(1.0, self._had / self._promised)
 
 
 class RowNotes:
