@@ -17,7 +17,10 @@ class World:
 
     def __init__(self, depth, rows, cost, offered, right, drafting=0.0, lost=0.0):
         self.depth, self.cost, self.right, self.drafting = depth, cost, right, drafting
-        self.lost, self.wide = lost, False  # seconds that a plain round takes longer after a wide one
+        self.lost, self.wide = (
+            lost,
+            False,
+        )  # seconds that a plain round takes longer after a wide one
         self.offered = offered  # (row, round) -> length of what the drafter would propose
         self.rows = [Sequence(Request(id=str(i)), print, max_new=10**9) for i in range(rows)]
         self.seconds, self.tokens, self.round = 0.0, 0, 0
@@ -151,7 +154,6 @@ def test_what_a_wide_round_takes_from_the_next_is_counted(rows, odds, monkeypatc
         world.play(200, monkeypatch)
         rate = (world.tokens - began[0]) / (world.seconds - began[1])
         shares.append(rate * dear(rows, 1) / rows)
-    print(odds, rows, [round(s, 3) for s in shares])
     assert min(shares) > 0.97
 
 

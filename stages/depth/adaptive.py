@@ -51,11 +51,12 @@ class Adaptive:
     often drafts are right, against the measured seconds of each width at this number of rows.
 
     A wide round is also charged what it takes from a plain one after it, and what rounds brought is
-    held against what they promised. Where none pays by `margin`, none is verified, and after `probe` such rounds a short proposal is
-    tried again; each failure doubles the wait. A drafter that costs next to nothing is asked in every
-    round and its proposals are cut; those that are refused are compared with what came instead, so
-    that a row which begins to repeat something is noticed at once. One that costs more is not asked
-    while it does not pay. Knows nothing about drafters and models.
+    held against what they promised. Where none pays by `margin`, none is verified, and after `probe`
+    such rounds a short proposal is tried again; each failure doubles the wait. A drafter that costs
+    next to nothing is asked in every round and its proposals are cut; those that are refused are
+    compared with what came instead, so that a row which begins to repeat something is noticed at
+    once. One that costs more is not asked while it does not pay. Knows nothing about drafters and
+    models.
     """
 
     can: frozenset[str] = frozenset()
