@@ -93,11 +93,15 @@ class GuardedRows:
         return found
 
     def _possible(self, row: int, proposal: list[int], depth: int) -> bool:
+        """One that cannot be costs its row alone: it is taken out, and the others' rows go on."""
         inside = all(0 <= token < self._vocab_size for token in proposal)
-        if not (inside and len(proposal) <= depth):
-            self._fail("draft", ValueError(f"proposed {proposal} at depth {depth}"), [row])
-            return False
-        return True
+        said = getattr(proposal, "confidence", ())
+        if inside and len(proposal) <= depth and all(0 <= chance <= 1 for chance in said):
+            return True
+        what = f"proposed {proposal} at depth {depth}, with the confidence {list(said)}"
+        self._tell("draft", ValueError(what), [row])
+        self._places[row].absent = True
+        return False
 
     def _groups(self) -> list[list[int]]:
         """Rows that are asked and fed together: all that are trusted, the others each alone."""
@@ -113,9 +117,12 @@ class GuardedRows:
         return _Joining(self, change, len(tokens))
 
     def joined(self, change: Change | None, count: int) -> None:
-        if change is not None:
-            change.commit()
         self._places += [Place() for _ in range(count)]
+        try:
+            if change is not None:
+                change.commit()
+        except Exception as fault:
+            self._fail("joining", fault, range(self.size - count, self.size))
 
     def filter(self, keep: Seq[int]) -> None:
         self._places = [self._places[row] for row in keep]
@@ -204,6 +211,9 @@ class GuardedRows:
 
     def _fail(self, where: str, fault: Exception, rows: Seq[int], *, sure: bool = False) -> None:
         self.broken = True
+        self._tell(where, fault, rows, sure=sure)
+
+    def _tell(self, where: str, fault: Exception, rows: Seq[int], *, sure: bool = False) -> None:
         for place in (self._places[row] for row in rows):
             place.faults += 1
             if sure or len(rows) == 1:

@@ -8,7 +8,7 @@ import pytest
 from support import ORACLE, prompt_ids, serving
 
 from pipeline.drafting import GuardedRows
-from pipeline.types import Batch, Request, Sequence
+from pipeline.types import Batch, Proposal, Request, Sequence
 from pipeline.types.trust import FORGIVEN, Trust
 from stages.drafters.history import HistoryRows
 
@@ -145,13 +145,35 @@ def test_new_rows_speculate_beside_one_that_cannot():
     assert side.round() == [True]
 
 
-def test_a_proposal_that_cannot_be_costs_its_row_only():
+def test_a_proposal_that_cannot_be_costs_its_row_only(monkeypatch):
     side = Side("", 1, 2)
-    for wrong in ([1, 2, 3], [VOCAB], [-1]):
-        side.rows._rows.draft = lambda *asked, wrong=wrong: [wrong, [3, 4]]
-        assert side.rows.draft([5, 5], [2, 2], [None] * 2) == [[], [3, 4]]
+    unsure = Proposal([1, 2], [0.5, float("nan")])
+    for wrong in ([1, 2, 3], [VOCAB], [-1], unsure, Proposal([1], [1.5])):
+        with monkeypatch.context() as patch:
+            found = [wrong, [3, 4]]
+            patch.setattr(side.rows._rows, "draft", lambda *asked, found=found: found)
+            assert side.rows.draft([5, 5], [2, 2], [None] * 2) == [[], [3, 4]]
         assert len(side.rows.mend(side.batch)) == 1
+        rounds = [side.round() for _ in range(8)]
+        assert all(good for _, good in rounds), "what the other one has is kept"
+        assert rounds[-1] == [True, True]
+        assert side.said.made == 1
         side = Side("", 1, 2)
+
+
+def test_rows_that_cannot_join_cost_speculation_only():
+    side = Side("", 1)
+
+    def broken():
+        raise RuntimeError("cannot be swapped in")
+
+    change = side.rows.prepare_append([[7]], [None])
+    change._change.commit = broken
+    change.commit()
+    assert side.rows.size == 2
+    side.batch.sequences.append(Sequence(Request(id="7"), print, processed_ids=[7]))
+    assert len(side.rows.mend(side.batch)) == 1
+    assert [side.round() for _ in range(8)][-1] == [True, True]
 
 
 def test_rows_that_have_not_joined_yet_are_left_alone():

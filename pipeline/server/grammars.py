@@ -49,7 +49,7 @@ def _given(body: Common) -> Iterator[Asked]:
     yield from _structured(body.structured_outputs or {})
     if body.guided_regex:
         yield "regex", "guided_regex", body.guided_regex
-    if body.guided_choice:
+    if body.guided_choice is not None:
         yield "choice", "guided_choice", body.guided_choice
 
 

@@ -94,6 +94,7 @@ def test_raw_completions_too(client):
         ({"guided_json": {"type": "nope"}}, "guided_json"),
         ({"guided_regex": "(["}, "guided_regex"),
         ({"guided_choice": [""]}, "guided_choice"),
+        ({"guided_choice": []}, "guided_choice"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs"),
     ],
