@@ -10,6 +10,8 @@ from typing import Any
 
 from pipeline.types import Attachment, Batch, Change, Drafter, DraftRows, Rows, Target, Trust
 
+ROUNDING = 1e-3  # by which a drafter's confidence may miss 0 to 1
+
 
 @dataclass
 class Place(Trust):
@@ -96,7 +98,8 @@ class GuardedRows:
         """One that cannot be costs its row alone: it is taken out, and the others' rows go on."""
         inside = all(0 <= token < self._vocab_size for token in proposal)
         said = getattr(proposal, "confidence", ())
-        if inside and len(proposal) <= depth and all(0 <= chance <= 1 for chance in said):
+        chances = all(-ROUNDING <= chance <= 1 + ROUNDING for chance in said)  # NaN is none
+        if inside and len(proposal) <= depth and chances:
             return True
         what = f"proposed {proposal} at depth {depth}, with the confidence {list(said)}"
         self._tell("draft", ValueError(what), [row])

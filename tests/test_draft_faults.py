@@ -161,6 +161,14 @@ def test_a_proposal_that_cannot_be_costs_its_row_only(monkeypatch):
         side = Side("", 1, 2)
 
 
+def test_a_confidence_may_be_rounded(monkeypatch):
+    side = Side("", 1)
+    sure = [Proposal([3, 4], [1.0000001, 1.0])]
+    monkeypatch.setattr(side.rows._rows, "draft", lambda *asked: sure)
+    assert side.rows.draft([5], [2], [None]) == [[3, 4]]
+    assert side.rows.mend(side.batch) == []
+
+
 def test_rows_that_cannot_join_cost_speculation_only():
     side = Side("", 1)
 
