@@ -19,7 +19,7 @@ WEIGHT = 2.0  # rounds that what is known beforehand counts for
 MOST_LOST = 0.25  # of a plain round: no more is believed to be lost after a wide one
 LESSON = 0.97  # a wide round's weight after the next one, where promises are compared with outcomes
 BELIEF = 8.0  # what the forecast itself counts for, in plain rounds' worth of tokens
-REGAINED = 0.01  # of the distance to full belief, each time that a proposal is refused
+REGAINED = 0.005  # of the distance to full belief, each time that a proposal is refused
 
 
 class Odds:
