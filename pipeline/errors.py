@@ -80,6 +80,13 @@ def at_least(name: str, value: Any, least: float) -> Any:
     return value
 
 
+def between(name: str, value: Any, least: float, most: float) -> Any:
+    """`at_least`, and ValueError above `most`, or for what is no number."""
+    if not least <= value <= most:
+        raise ValueError(f"{name}: wants {least:,} to {most:,}, got {value:,}")
+    return value
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """`Did you mean 'x'?` for the known word most like `word`, or an empty string."""
     names = [str(name) for name in known]

@@ -10,6 +10,7 @@ import pytest
 from support import prompt_ids, serving
 from targets import Cpu, opened
 
+from pipeline.errors import OpenError
 from stages.kv.affine import Affine
 from stages.kv.native import Native
 from stages.kv.rotated import Rotated
@@ -150,6 +151,15 @@ def test_prefixes_are_reused_on_both_sides(tiers, tmp_path):
 def test_a_start_that_is_no_position_is_refused():
     with pytest.raises(ValueError, match="start: wants >= 0, got -1"):
         Affine(start=-1)
+
+
+def test_a_start_that_no_text_gets_to_is_refused_with_the_numbers(target):
+    context = target.context_len
+    policy(context - 1).rows(target, WIDTH).close()
+    with pytest.raises(
+        OpenError, match=f"context of {context:,} tokens.* from position {context:,} on"
+    ):
+        policy(context).rows(target, WIDTH)
 
 
 def test_start_is_part_of_what_a_state_is_and_is_billed(target):

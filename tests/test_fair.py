@@ -122,11 +122,12 @@ def test_nothing_is_kept_of_clients_that_have_left():
     [
         ("weights", {"a": 0.0}),
         ("weights", {"a": float("inf")}),
+        ("weights", {"a": 1e-320}),  # a rate of 0 with a low priority
         ("priority_factor", 0.5),
         ("answer_tokens", 0),
         ("step_tokens", 0),
     ],
 )
 def test_settings_out_of_range_are_named(setting, value):
-    with pytest.raises(ValueError, match=f"^{setting}: "):
+    with pytest.raises(ValueError, match=rf"^{setting}(\.a)?: wants "):
         Fair(**{setting: value})

@@ -316,7 +316,9 @@ def test_a_budget_below_one_row_does_not_open():
         budgeted(0.5).__enter__()
 
 
-@pytest.mark.parametrize("override", ["memory_gb=-1", "memory_gb=0", "memory_gb=.inf", "work_gb=9"])
+@pytest.mark.parametrize(
+    "override", ["memory_gb=-1", "memory_gb=0", "memory_gb=.inf", "memory_gb=1e300", "work_gb=9"]
+)
 def test_sizes_out_of_range_are_refused_by_check(override):
     with pytest.raises(ConfigError, match=override.split("=")[0]):
         budgeted(8, f"limits.{override}").__enter__()

@@ -56,8 +56,14 @@ class Coded:
         return LayeredRows(layouts, target.specs, max_width)
 
     def refuse(self, target: Target) -> Mapping[int, Pair]:
-        """`pairs`; OpenError where heads cannot be coded so."""
+        """`pairs`; OpenError where heads cannot be coded so, or no text is long enough to be."""
         pairs = self.pairs(target)
+        if self.start and self.start >= target.context_len:
+            raise OpenError(
+                f"kv.start: {target.name} has a context of {target.context_len:,} tokens, so nothing "
+                f"would read codes from position {self.start:,} on, and rows would hold both for good. "
+                f"Choose a smaller start, or kv=native."
+            )
         refuse_misfits(target, pairs, asks=self.start > 0)
         return pairs
 

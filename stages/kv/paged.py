@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any, Literal
 
-from pipeline.errors import at_least
+from pipeline.errors import between
 from pipeline.types import LayerSpec, Rows, Target
 from stages.kv.affine import Affine
 from stages.kv.coded import CODED, coded_layout
@@ -17,6 +17,10 @@ from stages.kv.shapes import KEPT, coverage
 from stages.rows.attention import AttentionLayout
 from stages.rows.blocks import Pool
 from stages.rows.paged import paged_rows
+
+MOST_TOKENS = (
+    1024  # a block; a pool begins with two in every layer, and each row wastes half of one
+)
 
 
 class Paged:
@@ -40,7 +44,7 @@ class Paged:
     ):
         if codec not in ("native", "affine"):
             raise ValueError(f"codec: wants native or affine, got {codec!r}")
-        self.block_tokens = at_least("block_tokens", block_tokens, 1)
+        self.block_tokens = between("block_tokens", block_tokens, 1, MOST_TOKENS)
         self.stored = Affine(bits=bits, group_size=group_size) if codec == "affine" else Native()
         coding = {k: v for k, v in self.stored.identity.items() if k != "kv"}
         self.identity: Mapping[str, Any] = {"kv": "paged", "codec": codec, **coding}

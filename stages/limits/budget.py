@@ -11,6 +11,7 @@ from pipeline.types import Depth, Device, Drafter, KVPolicy, Sequence, Target, T
 from stages.limits.advisory import Advisory, length
 
 GB = 1e9
+MOST_GB = 1e9  # what a 64-bit number of bytes can say
 QUEUE_SHARE = (
     4  # of the room for saved states, what waits to be written gets at most one part in so many
 )
@@ -58,8 +59,10 @@ class Budget(Advisory):
             max_tokens=max_tokens,
             context=context,
         )
-        if not 0 < memory_gb < float("inf"):
-            raise ValueError(f"memory_gb: wants a number > 0, got {memory_gb}")
+        if not 0 < memory_gb <= MOST_GB:
+            raise ValueError(
+                f"memory_gb: wants a number > 0, at most {MOST_GB:,.0f}, got {memory_gb}"
+            )
         if not 0 <= work_gb < memory_gb:
             raise ValueError(f"work_gb: wants 0 to less than memory_gb={memory_gb}, got {work_gb}")
         self.target, self.device = target, device

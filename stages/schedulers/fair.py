@@ -6,10 +6,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
+from pipeline.errors import at_least, between
 from pipeline.types import Sequence
 from stages.schedulers.fifo import Fifo
 
 Flow = tuple[str, int]  # client, priority
+WEIGHTS = 1e-6, 1e6  # so that rates, and tags, are numbers whatever the priority
 MAX_STEPS = 8  # priorities beyond count as this many steps
 
 
@@ -40,14 +42,10 @@ class Fair(Fifo):
     ) -> None:
         super().__init__(step_tokens=step_tokens)
         self.weights = dict(weights or {})
-        wrong = {name: w for name, w in self.weights.items() if not 0 < w < float("inf")}
-        if wrong:
-            raise ValueError(f"weights: wants numbers > 0, got {wrong}")
-        if not 1 <= priority_factor <= 16:
-            raise ValueError(f"priority_factor: wants 1 to 16, got {priority_factor}")
-        if answer_tokens < 1:
-            raise ValueError(f"answer_tokens: wants >= 1 tokens, got {answer_tokens}")
-        self.priority_factor, self.answer_tokens = priority_factor, answer_tokens
+        for name, weight in self.weights.items():
+            between(f"weights.{name}", weight, *WEIGHTS)
+        self.priority_factor = between("priority_factor", priority_factor, 1, 16)
+        self.answer_tokens = at_least("answer_tokens", answer_tokens, 1)
         self.clock = 0.0
         self._charged: dict[Flow, float] = {}  # tag of the flow's last started request
         self._arrived: dict[int, tuple[Flow, float]] = {}  # id of who waits -> flow, clock then
