@@ -61,7 +61,14 @@ class Waiting:
             running.append(self.take_one(sequence))
             shape = (len(sequence.prompt_ids), sequence.request.prefill_chunk)
             groups.setdefault(shape, []).append(sequence)
-        return list(groups.values())
+        return list(groups.values()) if running else [[self._resumed()]]
+
+    def _resumed(self) -> Sequence:
+        """Nothing runs, and the front does not fit beside the states of parked rows: the first of
+        these goes on, whatever the others hold, or nobody ever would."""
+        first = parked(self._order([]))[0]
+        self._parts["limits"].fits(first, [])  # room of the tiers is its own
+        return self.take_one(first)
 
     def take_one(self, sequence: Sequence) -> Sequence:
         """This one starts."""

@@ -370,6 +370,28 @@ def test_the_newest_of_the_lowest_priority_is_parked_and_no_more_than_needed():
         assert engine.stats()["counts"]["parked"] == 1
 
 
+def test_no_row_is_parked_for_one_that_would_not_fit_beside_its_state():
+    """What waits at the front waits on until parked states have gone, and gets its turn."""
+    with budgeted(8, "model.delay_ms=3") as engine:
+        over = []
+
+        def seen(_event):
+            bill = engine.stats()["memory"]["estimate"]
+            over.append(bill["rows_bytes"] + bill["parked_bytes"] > bill["budget_bytes"])
+
+        old = Running(engine, prompt_ids(600), max_tokens=60, seen=seen)  # 3 of 8
+        next(iter(old))
+        urgent = Running(engine, prompt_ids(1000), max_tokens=60, priority=1, seen=seen)  # 5
+        next(iter(urgent))
+        big = Running(engine, prompt_ids(1500), max_tokens=30, priority=1, seen=seen)  # 7
+        assert len(urgent.result()["token_ids"]) == 59
+        assert engine.stats()["counts"]["parked"] == 1
+        assert len(old.result()["token_ids"]) == 59
+        assert len(big.result()["token_ids"]) == 30
+        assert engine.stats()["counts"]["parked"] == 1
+        assert not any(over)
+
+
 def test_a_parked_row_may_be_cancelled_and_a_failed_parking_is_mended(monkeypatch):
     with serving(
         "limits=budget", "limits.max_rows=1", "model.delay_ms=3", "drafter=none", "flow=plain",

@@ -43,7 +43,7 @@ class Limits(Part, Protocol):
     def fits(self, sequence: Sequence, running: Seq[Sequence], kept: Seq[int] = ()) -> bool:
         """Whether it may start beside those that have rows and parked states of `kept` tokens; if not
         it waits. May make saved states of tiers go. True for every admitted sequence while nothing
-        runs. If `can` says "park", rows of lower priority make way for who does not fit."""
+        runs and nothing is kept. If `can` says "park", rows of lower priority make way for who does not fit."""
 
     def stats(self, running: Seq[Sequence], kept: Seq[int] = ()) -> Mapping[str, Any]:
         """Plain numbers, any thread: `estimate` (what is billed, bytes) and `enforced` (what holds

@@ -104,8 +104,8 @@ class Budget(Advisory):
     def fits(self, sequence: Sequence, running: Seq[Sequence], kept: Seq[int] = ()) -> bool:
         need = self.estimate.rows([length(s) for s in [*running, sequence]])
         need += self.estimate.parked(kept)
-        if need > self.free and running:
-            return False
+        if need > self.free and (running or kept):
+            return False  # one row by itself was clamped to what fits
         self._share(self.free - need)
         return True
 
