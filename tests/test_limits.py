@@ -13,6 +13,7 @@ from pipeline.types import LayerSpec, Request
 from stages.adapters.none import NoAdapters
 from stages.constraints.none import NoConstraint
 from stages.kv.native import Native
+from stages.kv.paged import Paged
 from stages.limits.advisory import Advisory
 from stages.limits.estimate import STATES, Estimate
 from stages.models.tiny import Tiny
@@ -127,4 +128,16 @@ def test_windows_are_billed_apart_whatever_the_policy_asks_for_them():
     }  # fmt: skip
     blocks: Any = SimpleNamespace(bytes_per_token=token_bytes, block_tokens=32)
     paged = Estimate(target, blocks, SimpleNamespace(max=3), drafter, NO_MODEL)
-    assert paged.rows([1, 33]) == (32 + 64) * 25
+    assert paged.rows([1, 33]) == (32 + 64) * 23 + 2 * 2 * 256 * 2  # drafters have buffers
+
+
+def test_what_paged_keeps_in_buffers_is_billed_as_buffers():
+    """As long as the longest row and twice: a latent layer beside a full one, 8 bytes a token each."""
+    specs = tuple(LayerSpec(kind, 0, f"{kind}:1x1:float32") for kind in ("full", "latent"))
+    target: Any = SimpleNamespace(specs=specs, weight_bytes=0)
+    none: Any = SimpleNamespace(max=0)
+    blocks = Estimate(target, Paged(block_tokens=32), none, none, NO_MODEL)
+    assert blocks.row(1) == 32 * 8 + 256 * 8
+    assert blocks.rows([1, 300]) == (32 + 320) * 8 + 2 * 2 * 512 * 8
+    plain = Estimate(target, Native(), none, none, NO_MODEL)
+    assert plain.rows([1, 300]) == 2 * 2 * 512 * 16

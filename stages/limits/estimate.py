@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.types import Depth, Drafter, KVPolicy, LayerSpec, Target
 from stages.rows.frame import capacity
+from stages.rows.paged import PAGED
 from stages.rows.recurrent import slots
 from stages.rows.state import is_exact
 
@@ -23,9 +24,9 @@ class Estimate:
 
     Rows of one batch share buffers, so every row is billed the longest one's length, rounded up to
     what buffers grow by. More than one row is billed twice: while a row joins, the buffers it joins
-    exist beside those it came from. A policy with `block_tokens` has neither: its rows are billed
-    their own blocks, shared ones by everybody who shares them. Nothing of a pass's intermediate
-    values is in here.
+    exist beside those it came from. What lies in blocks (a policy with `block_tokens`) has neither:
+    rows are billed their own, shared ones by everybody who shares them. Nothing of a pass's
+    intermediate values is in here.
     """
 
     def __init__(
@@ -49,21 +50,36 @@ class Estimate:
 
     def row(self, tokens: int) -> int:
         """Bytes of one row that holds `tokens` tokens, windows capped, the drafter's included."""
-        whole = -(-tokens // self.block) * self.block if self.block else capacity(tokens)
-        width = self.depth.max + 1
-        held = float(getattr(self.drafter, "bytes_per_token", 0.0)) * whole
+        return self._blocks(tokens) + self._buffers(tokens)
+
+    def _blocks(self, tokens: int) -> int:
+        """Of the layers that lie in blocks."""
+        if not self.block:
+            return 0
+        return self._layers(True, -(-tokens // self.block) * self.block)
+
+    def _buffers(self, tokens: int) -> int:
+        """Of all else: what is held by tokens, by state, and for the drafter."""
+        whole, width = capacity(tokens), self.depth.max + 1
+        drafts = math.ceil(float(getattr(self.drafter, "bytes_per_token", 0.0)) * whole)
+        fixed = sum(_fixed(spec, width) for spec in self.target.specs)
+        return drafts + fixed + self._layers(False, whole)
+
+    def _layers(self, in_blocks: bool, whole: int) -> int:
+        """Bytes of `whole` tokens in the layers that lie in blocks, or in the others."""
+        held, width = 0.0, self.depth.max + 1
         for window in {spec.window for spec in self.target.specs}:
             most = window + width + SLACK if window else math.inf
-            held += self._token_bytes(window) * min(whole, most)
-            held += self._early_bytes(window) * min(whole, most, self.early)
-        return math.ceil(held + sum(_fixed(spec, width) for spec in self.target.specs))
+            only = self._only(window, in_blocks)
+            held += self.kv.bytes_per_token(only) * min(whole, most)
+            held += self._early_bytes(only) * min(whole, most, self.early)
+        return math.ceil(held)
 
     def rows(self, lengths: Seq[int]) -> int:
         """Bytes of rows of these lengths in one batch, at the worst moment."""
-        if self.block:
-            return sum(map(self.row, lengths))
         copies = 2 if len(lengths) > 1 else 1
-        return copies * len(lengths) * self.row(max(lengths, default=0))
+        buffers = copies * len(lengths) * self._buffers(max(lengths, default=0))
+        return buffers + sum(map(self._blocks, lengths))
 
     def parked(self, lengths: Seq[int]) -> int:
         """Bytes of the states of parked rows of these lengths."""
@@ -78,19 +94,19 @@ class Estimate:
             "parked_bytes": self.parked(kept),
         }
 
-    def _token_bytes(self, window: int) -> float:
-        """Bytes a token takes in the layers with this window."""
-        return self.kv.bytes_per_token(self._only(window))
-
-    def _early_bytes(self, window: int) -> float:
-        """What a token takes there besides, before a policy's `start`."""
+    def _early_bytes(self, only: Any) -> float:
+        """What a token takes besides, before a policy's `start`."""
         asked = getattr(self.kv, "early_bytes_per_token", None)
-        return asked(self._only(window)) if asked else 0.0
+        return asked(only) if asked else 0.0
 
-    def _only(self, window: int) -> Any:
-        """A model in which layers with another window have no heads."""
+    def _only(self, window: int, in_blocks: bool) -> Any:
+        """A model in which layers with another window, or that lie elsewhere, have no heads."""
+
+        def wanted(spec: LayerSpec) -> bool:
+            return spec.window == window and in_blocks == bool(self.block and spec.kind in PAGED)
+
         specs = tuple(
-            spec if spec.window == window or is_exact(spec) else _headless(spec)
+            spec if is_exact(spec) or wanted(spec) else _headless(spec)
             for spec in self.target.specs
         )
         return _View(self.target, specs)
