@@ -129,5 +129,5 @@ def test_nothing_is_kept_of_clients_that_have_left():
     ],
 )
 def test_settings_out_of_range_are_named(setting, value):
-    with pytest.raises(ValueError, match=rf"^{setting}(\.a)?: wants "):
+    with pytest.raises(ValueError, match=f"^{setting}: wants "):
         Fair(**{setting: value})

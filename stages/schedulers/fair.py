@@ -42,8 +42,10 @@ class Fair(Fifo):
     ) -> None:
         super().__init__(step_tokens=step_tokens)
         self.weights = dict(weights or {})
-        for name, weight in self.weights.items():
-            between(f"weights.{name}", weight, *WEIGHTS)
+        least, most = WEIGHTS
+        wrong = {name: w for name, w in self.weights.items() if not least <= w <= most}
+        if wrong:
+            raise ValueError(f"weights: wants {least:g} to {most:g}, got {wrong}")
         self.priority_factor = between("priority_factor", priority_factor, 1, 16)
         self.answer_tokens = at_least("answer_tokens", answer_tokens, 1)
         self.clock = 0.0
