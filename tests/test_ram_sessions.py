@@ -77,6 +77,12 @@ def test_sessions_are_bounded(monkeypatch):
     assert tier.stats()["sessions"] == 3
     assert tier.recall("s7", [7] * 5, "n", 4) is not None
     assert tier.recall("s1", [1] * 5, "n", 4) is None
+    for name in range(100):
+        tier.forget(f"x{name % 50}")
+        tier.forget("s7")
+    assert len(tier._sessions._closed) == 1, "nor does closing what is not known fill the memory"
+    assert tier.recall("s7", [7] * 5, "n", 4) is None
+    tier.check_integrity()
 
 
 def test_the_keepers_look_is_no_use():
