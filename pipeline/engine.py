@@ -241,9 +241,11 @@ class Engine:
         until = time.monotonic() + timeout_s
         for stage in self._idle_stages():
             while step := getattr(stage, "flush_step", None):
+                work = self.when_idle(step)
                 try:
-                    report = self.when_idle(step).result(max(0.0, until - time.monotonic()))
+                    report = work.result(max(0.0, until - time.monotonic()))
                 except TimeoutError:
+                    work.cancel()  # nobody waits for it any more
                     return {"durable": False, "reason": f"not done within {timeout_s} s"}
                 if report is not None:
                     return dict(report)

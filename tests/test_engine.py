@@ -6,11 +6,13 @@ import gc
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 
 import pytest
 from support import Running, prompt_ids, serving
 
 import pipeline
+from pipeline.engine import Engine
 from pipeline.errors import BusyError, ClosedError, OpenError
 from pipeline.types import Accepted, Failed
 
@@ -184,3 +186,14 @@ def raise_it(*_, **__):
 def test_two_engines_in_one_process():
     with pipeline.load("fake") as one, pipeline.load("fake", "model.seed=3") as two:
         assert one.generate("x", max_tokens=5)["text"] != two.generate("x", max_tokens=5)["text"]
+
+
+def test_a_flush_that_nobody_waits_for_any_more_is_not_made():
+    ran = []
+    spill = SimpleNamespace(flush_step=lambda: ran.append(1))
+    built = SimpleNamespace(
+        parts={}, stages={"spill": spill}, phases={"idle": ["spill"]}, settings={}
+    )
+    engine = Engine(built)  # its thread is not started: always busy
+    assert engine.flush(0.01) == {"durable": False, "reason": "not done within 0.01 s"}
+    assert not engine.ownership.run_due(idle=True) and not ran
