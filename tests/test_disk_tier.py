@@ -127,6 +127,19 @@ def test_hostile_rows_do_nothing(tmp_path):
     assert not ran.exists()
 
 
+def test_rows_too_deep_to_be_read_are_no_rows(tmp_path):
+    tier = opened(tmp_path)
+    tier.put(capture((FULL,), range(8)))
+    written(tier)
+    tier.close()
+    with sqlite3.connect(tmp_path / "index" / "cache.db") as db:
+        db.execute("UPDATE Cache SET value=?", ("[" * 100_000,))
+    db.close()
+    tier = opened(tmp_path)
+    assert found(tier, range(8)) == 8
+    tier.close()
+
+
 def test_changed_swapped_and_foreign_files_are_misses(tmp_path):
     rng = random.Random(1)
     tokens = list(range(40))
@@ -316,7 +329,8 @@ def test_a_cap_below_one_segment_is_said_at_open(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("max_gb", 0), ("segment_tokens", 0), ("queue_gb", -1), ("reserve_gb", -1)]
+    ("name", "value"),
+    [("max_gb", 0), ("segment_tokens", 0), ("queue_gb", -1), ("reserve_gb", -1), ("timeout_s", 0)],
 )
 def test_settings_that_cannot_work_are_refused(name, value):
     with pytest.raises(ValueError, match=name):

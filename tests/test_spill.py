@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 import time
 from types import SimpleNamespace
 
@@ -164,3 +165,17 @@ def test_what_cannot_be_made_a_file_holds_up_nothing(tmp_path, monkeypatch):
     assert (found(tier, [1] * 8), found(tier, [2] * 8)) == (0, 8)
     assert (tier.stats()["failed"], tier.stats()["pending"]) == (1, 0)
     tier.close()
+
+
+def test_a_disk_that_hangs_does_not_hold_up_the_end(tmp_path, monkeypatch):
+    tier, go = opened(tmp_path, timeout_s=0.05), threading.Event()
+    tier.put(capture((FULL,), [1] * 8))
+    written(tier)
+    asked = []
+    for name in ("set_uses", "close"):
+        monkeypatch.setattr(tier.store.index, name, lambda *what, name=name: asked.append(name))
+    hangs = tier.store.io.submit(go.wait, 20.0)
+    tier.close()
+    assert not asked and not hangs.done(), "nothing that is on that disk was waited for"
+    go.set()
+    hangs.result(5.0)

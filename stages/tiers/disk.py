@@ -83,6 +83,7 @@ class Disk:
         at_least("segment_tokens", segment_tokens, 1)
         at_least("reserve_gb", reserve_gb, 0)
         at_least("queue_gb", queue_gb, 0)
+        at_least("timeout_s", timeout_s, 0.01)
         self.target, self.kv = target, kv
         self.root = Path(path).expanduser() if path else default_path()
         self.cap = round(max_gb * 1e9)

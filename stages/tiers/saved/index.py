@@ -27,7 +27,9 @@ from stages.tiers.saved.format import KINDS, Header
 
 USES = "uses"
 PATIENCE_S = 1.0  # how long a row waits for another process's transaction
-BROKEN = (diskcache.Timeout, sqlite3.Error, OSError, ValueError, TypeError, AttributeError)
+BROKEN = (
+    diskcache.Timeout, sqlite3.Error, OSError, ValueError, TypeError, AttributeError, RecursionError,
+)  # fmt: skip
 
 
 class Refused(ValueError):

@@ -68,8 +68,10 @@ class Store:
 
     def close(self) -> None:
         if self.io is not None:
-            self.io.close(self.patience_s)
-            self.io = None
+            answers, self.io = self.io.close(self.patience_s), None
+            if not answers:  # the index is on the same disk: who asks it may wait for ever
+                self.shelf.clear()
+                return
             files = self.shelf.files.items()
             self.index.set_uses({name: f.hits for name, f in files if f.state == "stored"})
         self.index.close()
@@ -270,7 +272,7 @@ class Store:
             raise form.BadFileError("another file's name")
         try:
             return header, rebuild(header.structure, arrays)
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise form.BadFileError(f"a payload that cannot be: {error!r}") from error
 
     # --- for tools
