@@ -182,6 +182,33 @@ def test_who_begins_a_round_changes_and_results_keep_their_places():
     assert "".join(order) == "abcbcacababc"
 
 
+class Started:
+    """A field of names; what was started when."""
+
+    def __init__(self):
+        self.running, self.starts = [], []
+
+    def take(self, *names):
+        for name in names:
+            if name not in self.running:
+                self.running.append(name)
+                self.starts.append(name)
+        return list(names)
+
+    def dismiss(self, *names):
+        self.running = [name for name in self.running if name not in names]
+
+
+@pytest.mark.parametrize(("pairs", "starts"), [(1, "ab"), (2, "abba"), (5, "abba")])
+def test_servers_of_a_comparison_are_started_in_both_orders(pairs, starts):
+    field, known = Started(), []
+    bench = Bench(field, 1, pairs=pairs, say=lambda text: None)
+    rounds = bench.compare("x", "ab", lambda one, index: f"{one}{index}", known.append)
+    assert rounds == [[f"a{turn}", f"b{turn}"] for turn in range(pairs)]
+    assert "".join(field.starts) == starts
+    assert "".join(known) == "ab" * (len(starts) // 2)
+
+
 def test_rows_that_cost_more_and_more_are_not_linear():
     even = {rows: 0.2 + 0.05 * rows for rows in lines_engine.ROWS}
     square = {rows: 0.2 + 0.05 * rows * rows for rows in lines_engine.ROWS}

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -78,28 +77,17 @@ def answers(one: Contestant, name: str, rows: int) -> tuple[float, list[Reply]]:
 
 
 def measure(bench: Bench, names: tuple[str, ...], text: str, rows: int) -> list[list[float]]:
-    """Rounds of rates, one a contestant. BenchError where a text differs. Half of them with servers
-    that were started in the other order: of two alike the later one is up to a tenth quicker."""
-    half = bench.pairs // 2
-    rounds = []
-    for order, pairs in ((names, bench.pairs - half), (names[::-1], half)):
-        if pairs:
-            bench.field.dismiss(*names)
-            bench.field.take(*order)
-            rounds += _rates(replace(bench, pairs=pairs), names, text, rows)
-    return rounds
+    """Rounds of rates, one a contestant. BenchError where a text differs."""
 
+    def known(who: Contestant) -> None:
+        answers(who, text, rows)  # prompts become known, costs are learned
 
-def _rates(bench: Bench, names: tuple[str, ...], text: str, rows: int) -> list[list[float]]:
     def one(who: Contestant, index: int) -> tuple[float, list[str]]:
         rate, replies = answers(who, text, rows)
         return rate, [reply.text for reply in replies]
 
-    field = bench.field.take(*names)
-    for who in field:
-        answers(who, text, rows)  # prompts become known, costs are learned
     what = f"{'/'.join(names)} {text} {rows}"
-    rounds = bench.alternate(what, [partial(one, who) for who in field])
+    rounds = bench.compare(what, names, one, known)
     if any(said != results[0][1] for results in rounds for _, said in results):
         raise BenchError(f"{what}: texts differ")
     return [[rate for rate, _ in results] for results in rounds]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 
 from pipeline.lab import texts
 from pipeline.lab.contestants import Contestant
@@ -34,15 +33,16 @@ print(json.dumps(figures))
 
 def _decode(bench: Bench, who: str, length: int, bound: float) -> list[Figure]:
     """Tokens a second after a prompt of this length that is known already."""
-    text, field = texts.prose(7, 400), bench.field.take(who, "ours")
-    prompt = texts.cut(text, length, field[0].count)
+    counter = bench.field.take("ours")[0]
+    prompt = texts.cut(texts.prose(7, 400), length, counter.count)
 
     def measure(one: Contestant, index: int) -> float:
         return one.complete(prompt, max_tokens=TOKENS, ignore_eos=True).rate
 
-    for one in field:
+    def known(one: Contestant) -> None:
         one.complete(prompt, max_tokens=1)
-    rounds = bench.alternate(f"kv/{who}", [partial(measure, one) for one in field])
+
+    rounds = bench.compare(f"kv/{who}", (who, "ours"), measure, known)
     title = f"decode after {length:,} tokens, kv={who} against native"
     return [ratio(f"kv/{who}", title, [(a, b) for a, b in rounds], Promise(">=", bound))]
 

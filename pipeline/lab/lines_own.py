@@ -23,10 +23,10 @@ def _copy(bench: Bench, name: str, title: str, tokens: int, bound: float) -> lis
     def measure(one: Contestant, index: int) -> Reply:
         return one.chat(text, max_tokens=tokens)
 
-    field = bench.field.take("ngram", "ours")
-    for one in field:
+    def known(one: Contestant) -> None:
         one.chat(text, max_tokens=1)
-    rounds = bench.alternate(name, [partial(measure, one) for one in field])
+
+    rounds = bench.compare(name, ("ngram", "ours"), measure, known)
     same = all(a.text == b.text and a.tokens == b.tokens for a, b in rounds)
     pairs = [(ngram.tokens / ngram.seconds, none.tokens / none.seconds) for ngram, none in rounds]
     reply = rounds[0][0]

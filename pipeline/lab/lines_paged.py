@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from functools import partial
 
 from pipeline.lab import texts
-from pipeline.lab.contestants import environment
+from pipeline.lab.contestants import Contestant, environment
 from pipeline.lab.figures import Figure, Promise, ratio
 from pipeline.lab.lines import Bench, Line
-from pipeline.lab.sse import BenchError
+from pipeline.lab.sse import BenchError, Reply
 
 LONG_TOKENS, DECODED = 4000, 24
 ROWS, PREFIX_TOKENS = 8, 2000
@@ -43,15 +42,13 @@ with pipeline.load("smollm2", *settings) as engine:
 
 def decode(bench: Bench) -> list[Figure]:
     """Tokens a second after a prompt that both know already, of the answer alone."""
-    field = bench.field.take("paged", "ours")
-    text = texts.cut(texts.prose(4000, 400), LONG_TOKENS, field[1].count)
-    works = [
-        partial(lambda one, _: one.complete(text, max_tokens=DECODED, ignore_eos=True), one)
-        for one in field
-    ]
-    for work in works:
-        work(0)
-    rounds = bench.alternate("paged/decode", works)
+    counter = bench.field.take("ours")[0]
+    text = texts.cut(texts.prose(4000, 400), LONG_TOKENS, counter.count)
+
+    def measure(one: Contestant, index: int = 0) -> Reply:
+        return one.complete(text, max_tokens=DECODED, ignore_eos=True)
+
+    rounds = bench.compare("paged/decode", ("paged", "ours"), measure, measure)
     same = all(a.text == b.text for a, b in rounds)
     pairs = [(paged.rate, native.rate) for paged, native in rounds]
     title = "kv=paged against native, decoding behind 4,000 tokens"

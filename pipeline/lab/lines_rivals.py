@@ -22,12 +22,16 @@ Measure = Callable[[Contestant, int], tuple[float, Sequence[Reply]]]
 
 
 def compare(
-    bench: Bench, name: str, title: str, promises: Mapping[str, Promise], measure: Measure
+    bench: Bench,
+    name: str,
+    title: str,
+    promises: Mapping[str, Promise],
+    measure: Measure,
+    prepare: Callable[[Contestant], object] = lambda one: None,
 ) -> list[Figure]:
     """Ours and the wanted rivals by turns; a figure a rival."""
     rivals = [rival for rival in promises if f"{name}/{rival}" in bench.wanted]
-    field = bench.field.take("ours", *rivals)
-    rounds = bench.alternate(name, [partial(measure, one) for one in field])
+    rounds = bench.compare(name, ("ours", *rivals), measure, prepare)
     figures = []
     for at, rival in enumerate(rivals, 1):
         pairs = [(results[0][0], results[at][0]) for results in rounds]
@@ -124,10 +128,11 @@ def warm(bench: Bench) -> list[Figure]:
             raise BenchError(f"{one.name} found {reply.cached} tokens of {reply.prompt_tokens}")
         return reply.first, [reply]
 
-    promises = {"shipped": Promise("<=", 0.25)}
-    for one in bench.field.take("ours", *promises):
+    def known(one: Contestant) -> None:
         one.complete(prefix, max_tokens=1)
-    return compare(bench, "warm", "first token on a warm prefix, s", promises, measure)
+
+    title, promises = "first token on a warm prefix, s", {"shipped": Promise("<=", 0.25)}
+    return compare(bench, "warm", title, promises, measure, known)
 
 
 LINES = (
