@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -75,9 +75,9 @@ class Header:
 
     def as_text(self) -> str:
         """Canonical JSON. CRCs have a fixed width, so that the text's length is known before them."""
-        fields = {**asdict(self), "format": FORMAT, "key": base64.b64encode(self.key).decode()}
+        fields = {**vars(self), "format": FORMAT, "key": base64.b64encode(self.key).decode()}
         fields["crcs"] = [f"{crc:08x}" for crc in self.crcs]
-        fields["specs"] = [list(asdict(spec).values()) for spec in self.specs]
+        fields["specs"] = [list(vars(spec).values()) for spec in self.specs]
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @classmethod
