@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -33,7 +34,7 @@ PROMPTS = [
 
 def ask(port: int, prompt: str) -> tuple[str, int]:
     """The answer, and how many tokens came from saved state."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     with contextlib.closing(connection):
         body = {"prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
         body["session_id"] = prompt[:3]
@@ -43,26 +44,42 @@ def ask(port: int, prompt: str) -> tuple[str, int]:
     return reply["choices"][0]["text"], cached
 
 
+@contextlib.contextmanager
+def forking():
+    """The process that starts the servers."""
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "forked_server"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env=environment, text=True, **pipes) as process:
+        yield process
+        process.stdin.close()  # it ends
+
+
 class Server:
     """A serving process on the folder."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, forker: subprocess.Popen, folder: Path):
         words = ["serve", "fake", *MODEL, *SMALL, f"tier.disk.path={folder}", "server.port=0"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "pipeline", *words],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        line = next(line for line in self.process.stdout if b"serves" in line)
-        self.port = int(line.rpartition(b":")[2])
+        self.folder, self.says = folder, forker.stdout
+        forker.stdin.write(json.dumps(words) + "\n")
+        forker.stdin.flush()
+        self.pid = int(self.says.readline())
+        self.port = int(self._until("serves").rpartition(":")[2])
+
+    def _until(self, word: str) -> str:
+        for line in self.says:
+            assert word == "ended" or line != "ended\n", "it ended by itself"
+            if word in line:
+                return line
+        raise AssertionError("the process that starts servers has ended")
 
     def trouble(self, rng: random.Random, wrong: list[str], answers: dict[str, str]) -> None:
         """Requests, and flushes in between, until nobody answers any more."""
         while True:
             try:
                 if rng.random() < 0.2:
-                    connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+                    connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
                     connection.request("POST", "/admin/cache/flush")
                     connection.getresponse().read()
                     connection.close()
@@ -75,11 +92,8 @@ class Server:
                 return  # killed
 
     def kill(self) -> None:
-        assert self.process.poll() is None, "it ended by itself"
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        os.kill(self.pid, signal.SIGKILL)
+        self._until("ended")
 
 
 @pytest.fixture(scope="module")
@@ -91,31 +105,34 @@ def answers():
 
 def test_a_server_killed_at_any_instant(tmp_path, answers):
     """During capture, spill, eviction, demotion, flush, and while it starts to collect."""
-    rng, cached = random.Random(11), 0
-    for kill in range(KILLS):
-        server = Server(tmp_path)
-        for prompt in rng.sample(PROMPTS, 2):
-            text, known = ask(server.port, prompt)
-            assert text == answers[prompt], f"after {kill} kills"
-            cached += known
-        wrong: list[str] = []
-        clients = [
-            threading.Thread(
-                target=server.trouble, args=(random.Random(rng.random()), wrong, answers)
-            )
-            for _ in range(2)
-        ]
-        for client in clients:
-            client.start()
-        clients[0].join(rng.random() * 0.7)
-        server.kill()
-        for client in clients:
-            client.join()
-        assert wrong == []
-        files = [path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()]
-        assert sum(files) <= CAP + 200_000, "what a killed writer left is counted and swept"
-    assert cached > 10 * KILLS, "saved states were used"
-    check_folder(tmp_path)
+    rng = random.Random(11)
+    with forking() as forker:
+        cached = sum(killed(Server(forker, tmp_path), rng, answers) for _ in range(KILLS))
+        assert cached > 10 * KILLS, "saved states were used"
+        check_folder(tmp_path)
+
+
+def killed(server: Server, rng: random.Random, answers: dict[str, str]) -> int:
+    """What the one before left serves, then this one is killed too; how many tokens were used of it."""
+    cached, wrong = 0, []
+    for prompt in rng.sample(PROMPTS, 2):
+        text, known = ask(server.port, prompt)
+        assert text == answers[prompt]
+        cached += known
+    clients = [
+        threading.Thread(target=server.trouble, args=(random.Random(rng.random()), wrong, answers))
+        for _ in range(2)
+    ]
+    for client in clients:
+        client.start()
+    clients[0].join(rng.random() * 0.7)
+    server.kill()
+    for client in clients:
+        client.join()
+    assert wrong == []
+    files = [path.stat().st_size for path in server.folder.rglob("*") if path.is_file()]
+    assert sum(files) <= CAP + 200_000, "what a killed writer left is counted and swept"
+    return cached
 
 
 def check_folder(folder: Path) -> None:
