@@ -1,7 +1,7 @@
 """Serves from a process that has imported everything already, one server after another.
 
 Reads a JSON list of command-line words a line; prints the server's process number, what it says itself,
-and `ended`. A start without imports takes a quarter of the time, so that many can be killed.
+and `ended`. Without imports a start takes a third of the time, so that many can be killed.
 """
 
 from __future__ import annotations

@@ -92,6 +92,7 @@ class Server:
                 return  # killed
 
     def kill(self) -> None:
+        """ProcessLookupError if it has ended by itself."""
         os.kill(self.pid, signal.SIGKILL)
         self._until("ended")
 
@@ -114,19 +115,19 @@ def test_a_server_killed_at_any_instant(tmp_path, answers):
 
 def killed(server: Server, rng: random.Random, answers: dict[str, str]) -> int:
     """What the one before left serves, then this one is killed too; how many tokens were used of it."""
-    cached, wrong = 0, []
-    for prompt in rng.sample(PROMPTS, 2):
-        text, known = ask(server.port, prompt)
-        assert text == answers[prompt]
-        cached += known
-    clients = [
-        threading.Thread(target=server.trouble, args=(random.Random(rng.random()), wrong, answers))
-        for _ in range(2)
-    ]
-    for client in clients:
-        client.start()
-    clients[0].join(rng.random() * 0.7)
-    server.kill()
+    cached, wrong, clients = 0, [], []
+    try:
+        for prompt in rng.sample(PROMPTS, 2):
+            text, known = ask(server.port, prompt)
+            assert text == answers[prompt]
+            cached += known
+        for _ in range(2):
+            arguments = (random.Random(rng.random()), wrong, answers)
+            clients.append(threading.Thread(target=server.trouble, args=arguments))
+            clients[-1].start()
+        clients[0].join(rng.random() * 0.7)
+    finally:
+        server.kill()
     for client in clients:
         client.join()
     assert wrong == []
