@@ -3,7 +3,8 @@
     python -m pipeline.lab.bench [--only NAME ...] [--pairs N] [--threads N] [--json FILE] [--list]
 
 Ratios are medians of alternating pairs with a 90 % interval, and met if the interval reaches the
-promise; absolute figures are the best of as many. Exit 1 if any is not met.
+promise; half of the pairs are of servers started in the other order. Absolute figures are the best of
+as many. Exit 1 if any is not met.
 """
 
 from __future__ import annotations
