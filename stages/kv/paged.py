@@ -10,13 +10,13 @@ from typing import Any, Literal
 from pipeline.errors import between
 from pipeline.types import LayerSpec, Rows, Target
 from stages.kv.affine import Affine
-from stages.kv.coded import CODED, coded_layout
+from stages.kv.coded import coded_layout
 from stages.kv.native import Native, refuse_unknown
 from stages.kv.scheme import Scheme
 from stages.kv.shapes import KEPT, coverage
 from stages.rows.attention import AttentionLayout
 from stages.rows.blocks import Pool
-from stages.rows.paged import paged_rows
+from stages.rows.paged import PAGED, paged_rows
 
 MOST_TOKENS = (
     1024  # a block; a pool begins with two in every layer, and each row wastes half of one
@@ -70,7 +70,7 @@ class Paged:
     def pools(self, target: Target) -> dict[int, Pool]:
         """By window; full layers have window 0."""
         if target not in self._pools:
-            windows = {spec.window for spec in target.specs if spec.kind in CODED}
+            windows = {spec.window for spec in target.specs if spec.kind in PAGED}
             self._pools[target] = {window: Pool(self.block_tokens) for window in windows}
         return self._pools[target]
 
@@ -79,6 +79,6 @@ class Paged:
         return self.stored.bytes_per_token(target)
 
     def coverage(self, target: Target) -> Mapping[str, Any]:
-        paged = [i for i, spec in enumerate(target.specs) if spec.kind in CODED]
+        paged = [i for i, spec in enumerate(target.specs) if spec.kind in PAGED]
         why = {kind: reason.replace("not coded", "not paged") for kind, reason in KEPT.items()}
         return coverage(target, paged, self.bytes_per_token(target), why)
