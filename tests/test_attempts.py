@@ -121,6 +121,18 @@ def test_a_complete_answer_leaves_its_runs_only(tier):
     assert on_disk(tier) == set(tier.store.shelf.files)
 
 
+def test_what_another_state_needs_stays_when_the_answer_is_complete(tier):
+    attempt = tier.attempts.begin("k")
+    take(tier, attempt, 30)
+    assert tier.put(capture(SPECS, ANSWER[:30])), "nothing of it is new"
+    written(tier)
+    assert tier.durable(ANSWER[:30], "n")
+    tier.attempts.end(attempt)
+    on_disk(tier)
+    assert tier.durable(ANSWER[:30], "n"), "a flush may have promised it"
+    assert left(tier) == [] and not tier.store.shelf.records
+
+
 def test_a_write_that_comes_late_is_removed(tier, monkeypatch):
     go, write, began = threading.Event(), form.write, threading.Event()
 

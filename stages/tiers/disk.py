@@ -24,7 +24,7 @@ from stages.tiers.saved import format as form
 from stages.tiers.saved.attempts import Attempts
 from stages.tiers.saved.queue import Queue
 from stages.tiers.saved.reading import Loan, Restore, pieces_of, restore
-from stages.tiers.saved.shelf import File, Run, slot
+from stages.tiers.saved.shelf import File, Run, key_of, slot
 from stages.tiers.saved.store import Store, complain, row_of
 
 SMALLEST = 1 << 20  # bytes; the index alone takes some
@@ -277,16 +277,21 @@ class Disk:
         if not state.tokens or held < state.segments[0].start:
             return None
         files = []
+        under_way = any(key_of(note.namespace) for note in state.attachments)
         parent = self._parent(state, key, held)
         for header, payload in contents.files(state, key, held, parent, self.segment_tokens):
             if header.kind == "attachment":
                 self._replace(header, payload)
             file = self.store.shelf.place(header.name, row_of(header), 0, (header, payload))
             if file is not None:
+                file.wanted = not under_way
                 self.queue.add(file)
                 files.append(file)
         path, _ = self.store.shelf.trees[state.namespace, state.min_reuse > 0].walk(key)
         self.store.shelf.touch(path[-1])
+        if not under_way and path[-1].stop == len(state.tokens):
+            for extra in path[-1].extras.values():
+                extra.wanted = True
         self.queue.shed(files)
         self._account()
         return files if all(file.name in self.queue.files for file in files) else None

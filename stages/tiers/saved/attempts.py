@@ -131,8 +131,10 @@ class Attempts:
         return [record] if any(key_of(f.label) for f in others) else [*others, record]
 
     def _remove(self, records: Seq[File]) -> set[str]:
-        """Forget them at once and take them off the disk on the I/O thread; their names."""
-        gone = [file for record in records for file in self._belongings(record)[::-1]]
+        """Forget them at once and take them off the disk on the I/O thread; their names. What a state of
+        somebody else needs stays."""
+        mine = [file for record in records for file in self._belongings(record)[::-1]]
+        gone = [file for file in mine if file in records or not file.wanted]
         for file in gone:
             self.disk.drop_soon(file)
         return {file.name for file in gone if file.state != "pending"}

@@ -27,7 +27,7 @@ class File:
 
     __slots__ = (
         "hits", "kind", "label", "name", "parent", "payload", "runs", "size", "start", "state", "stop",
-        "within",
+        "wanted", "within",
     )  # fmt: skip
 
     def __init__(self, name: str, row: Row, size: int, payload: Any = None):
@@ -37,6 +37,7 @@ class File:
         self.runs: list[Run] = []
         self.within: Run | None = None  # the run that holds the token before `stop`
         self.hits = 0  # restores that ended in it
+        self.wanted = True  # False: only for an answer under way, and goes with it
 
 
 class Run:
