@@ -13,9 +13,11 @@ class Draft:
 
     A proposal ends before the first token that the row's constraint forbids, and at its first EOS:
     nothing after them could be delivered; and where `depth` cuts it, once its length and the
-    drafter's confidence are known. What goes wrong in the drafter is settled by the rows' guard; what
-    goes wrong here costs this round's speculation and nothing else: all proposals are empty and all
-    depths 0. So for commit "some depth is above 0" says that the drafter was called.
+    drafter's confidence are known. Of drafts that were drawn that is the length before EOS and
+    constraint have shortened it: whether they are verified must not depend on what was drawn. What
+    goes wrong in the drafter is settled by the rows' guard; what goes wrong here costs this round's
+    speculation and nothing else: all proposals are empty and all depths 0. So for commit "some depth
+    is above 0" says that the drafter was called.
     """
 
     reads = frozenset({"pending", "sampler", "output_ids", "max_new", "request", "namespace"})
@@ -47,11 +49,11 @@ class Draft:
         getattr(batch.draft_rows, "assign", _nobody)([s.namespace for s in rows])
         asked = [s.pending for s in rows], depths, [s.sampler for s in rows]
         found = batch.draft_rows.draft(*asked)
-        proposals = [
-            self._possible(ids if isinstance(ids, Proposal) else Proposal(ids), sequence)
-            for ids, sequence in zip(found, rows, strict=True)
-        ]
-        lengths = self._depth.cut(batch, proposals)
+        made = [ids if isinstance(ids, Proposal) else Proposal(ids) for ids in found]
+        proposals = [self._possible(*pair) for pair in zip(made, rows, strict=True)]
+        pairs = zip(made, proposals, strict=True)
+        judged = [whole if whole.drawn else cut for whole, cut in pairs]
+        lengths = self._depth.cut(batch, judged)
         return [ids.cut(length) for ids, length in zip(proposals, lengths, strict=True)]
 
     def _possible(self, proposal: Proposal, sequence: Sequence) -> Proposal:

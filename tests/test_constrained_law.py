@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from test_laws import V, chi_square_p
 
-from pipeline.types import NEUTRAL, Proposal, Request, Sampling, Sequence
+from pipeline.types import NEUTRAL, Batch, Proposal, Request, Sampling, Sequence
 from stages.draft import Draft
 from stages.drafters.choice import choice
 from stages.rules.residual import Residual
@@ -119,3 +119,39 @@ def test_a_drafter_that_knows_no_legal_token_chooses():
     assert choice(scores_V, sampler, 1, 0) == (2, False)
     assert choice(np.zeros(V, np.float32), sampler, 1, 0)[1]
     assert not choice(np.zeros(V, np.float32), sampler, 2, 1)[1]
+
+
+class LongOnly:
+    """A depth that finds one draft not worth verifying."""
+
+    def choose(self, batch):
+        return [2]
+
+    def cut(self, batch, proposals):
+        return [len(ids) if len(ids) > 1 else 0 for ids in proposals]
+
+
+def drawing(scores_V, samplers, positions):
+    """What draft rows give that draw two tokens from the same scores."""
+    found = Proposal()
+    for place in range(2):
+        token, _ = choice(scores_V, samplers[0], positions[0] + place, place)
+        found.append(token)
+        found.scores.append(scores_V)
+    return [found]
+
+
+def test_what_is_verified_does_not_depend_on_the_tokens_drawn():
+    """EOS (0) as the first draft ends the proposal; its length must not decide about it."""
+    p_V, q_V = np.log(np.float32([0.2, 0.7, 0.1])), np.log(np.float32([0.4, 0.1, 0.5]))
+    stage = Draft(SimpleNamespace(eos_ids={0}), SimpleNamespace(), LongOnly())
+    counts = np.zeros(3)
+    for seed in range(5000):
+        sampler = Standard().bind(SAID, seed, [1], None, None)
+        row = Sequence(Request(id="r"), print, prompt_ids=[1], sampler=sampler, max_new=9)
+        rows = SimpleNamespace(draft=lambda *asked, at=row.position: drawing(q_V, asked[2], [at]))
+        stage.run(Batch([row], None, rows))
+        scores = np.tile(p_V, (1 + len(row.proposal), 1))
+        emitted, _ = Residual().accept(row, scores, 1, {0})
+        counts[emitted[0].token_id] += 1
+    assert chi_square_p(counts, np.array([0.2, 0.7, 0.1])) > 0.001, counts

@@ -48,6 +48,11 @@ class Proposal(list[int]):
         super().__init__(ids)
         self.confidence, self.scores = list(confidence), list(scores)
 
+    @property
+    def drawn(self) -> bool:
+        """Whether any id was."""
+        return any(scores_V is not None for scores_V in self.scores)
+
     def cut(self, length: int) -> Proposal:
         """The first `length` ids with what is known of them."""
         return Proposal(self[:length], self.confidence[:length], self.scores[:length])
