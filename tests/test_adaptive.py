@@ -184,6 +184,15 @@ def test_a_costly_drafter_that_is_wrong_is_not_asked_any_more(monkeypatch):
     assert 3 < sum(map(any, asked)) < 20
 
 
+def test_what_a_costly_drafter_says_before_its_cost_is_known_is_cut_too(monkeypatch):
+    cuts = []
+    depth = Adaptive()
+    cut = depth.cut
+    monkeypatch.setattr(depth, "cut", lambda *asked: cuts.append(c := cut(*asked)) or c)
+    World(depth, 1, cost, lambda *_: 16, lambda *_: False, drafting=0.01).play(1, monkeypatch)
+    assert 0 < cuts[0][0] < 16
+
+
 def test_it_comes_back_when_drafts_become_right(monkeypatch):
     def right(row, round, index):
         return round >= 200
