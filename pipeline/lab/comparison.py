@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from pipeline.lab.contestants import Contestant, Field
 from pipeline.lab.driving import Pass, drive
 from pipeline.lab.figures import median_interval
+from pipeline.lab.lines import Bench
 from pipeline.lab.metrics import METRICS, figures, totals
 from pipeline.lab.sides import Side, prepare
 from pipeline.lab.table import machine
@@ -34,30 +36,27 @@ def warm_up(workload: Workload) -> list[Arrival]:
 def measure(
     sides: Sequence[Side], workload: Workload, repeats: int, threads: int, say: Say = silent
 ) -> list[list[Pass]]:
-    """Each side's passes. In one process each, started one after the other; who begins changes from
-    round to round, so that a machine which gets slower meanwhile favours nobody. BenchError if one
-    does not start or does not answer."""
-    of = len(sides) * (repeats + 1)
+    """Each side's passes, in processes of their own and by turns, as `Bench.compare` has it: the
+    servers are started in both orders, once a half. BenchError if one does not start or answer."""
+    for side in sides:
+        prepare(side)
+    starts = min(len(sides), repeats, 2)
+    done, of = itertools.count(), len(sides) * (repeats + starts)
+
+    def warm(one: Contestant) -> None:
+        say(f"{one.name}: warms up", next(done), of)
+        drive(one, warm_up(workload), workload.clients)
+
+    def ask(one: Contestant, turn: int) -> Pass:
+        say(f"{one.name}: pass {turn + 1} of {repeats}", next(done), of)
+        return drive(one, workload.arrivals(turn), workload.clients)
+
+    say(f"{sides[0].name}: starts", 0, of)
     with Field({side.name: side.command for side in sides}, threads) as field:
-        running: list[Contestant] = []
-        for done, side in enumerate(sides):
-            say(f"{side.name}: starts and warms up", done, of)
-            prepare(side)
-            running += field.take(side.name)
-            drive(running[-1], warm_up(workload), workload.clients)
-        found: list[list[Pass]] = [[] for _ in sides]
-        for turn in range(repeats):
-            arrivals = workload.arrivals(turn)
-            for step in range(len(sides)):
-                at = (turn + step) % len(sides)
-                say(
-                    f"{sides[at].name}: pass {turn + 1} of {repeats}",
-                    sum(map(len, found)) + len(sides),
-                    of,
-                )
-                found[at].append(drive(running[at], arrivals, workload.clients))
-        say("done", of, of)
-        return found
+        bench = Bench(field, threads, repeats, say=lambda text: None)
+        rounds = bench.compare("passes", [side.name for side in sides], ask, warm)
+    say("done", of, of)
+    return [list(passes) for passes in zip(*rounds, strict=True)]
 
 
 def result(
