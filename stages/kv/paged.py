@@ -16,7 +16,8 @@ from stages.kv.scheme import Scheme
 from stages.kv.shapes import KEPT, coverage
 from stages.rows.attention import AttentionLayout
 from stages.rows.blocks import Pool
-from stages.rows.paged import PAGED, paged_rows
+from stages.rows.layouts import PAGED
+from stages.rows.paged import paged_rows
 
 MOST_TOKENS = (
     1024  # a block; a pool begins with two in every layer, and each row wastes half of one

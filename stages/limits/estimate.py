@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.types import Depth, Drafter, KVPolicy, LayerSpec, Target
 from stages.rows.frame import capacity
-from stages.rows.paged import PAGED
+from stages.rows.layouts import PAGED
 from stages.rows.recurrent import slots
 from stages.rows.state import is_exact
 

@@ -19,12 +19,10 @@ from pipeline.types import Change, LayerSpec, State
 from stages.rows.attention import AttentionLayout
 from stages.rows.blocks import Key, Pages, Pool, words
 from stages.rows.frame import Frame
-from stages.rows.layouts import LAYOUTS
+from stages.rows.layouts import LAYOUTS, PAGED
 from stages.rows.rows import LayeredRows
 from stages.rows.state import layer_range, pieces, plain, since
 from stages.rows.tables import Book, Joining, Plan, Table
-
-PAGED = ("full", "sliding")  # kinds of layers
 
 
 class PagedLayout:
