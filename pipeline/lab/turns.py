@@ -18,7 +18,7 @@ from typing import Any
 from pipeline.lab.worker import Stamps, round_seconds
 
 LONG_TOKENS = 4096
-ROWS = (1, 8, 32)
+ROWS = (8, 16, 32)
 FINISHED = 500  # requests
 TOKENS = 24
 
