@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from pipeline.asking import Prompt, make_request
 from pipeline.errors import BusyError, ClosedError, HeadraceError
 from pipeline.ownership import Ownership, Work
-from pipeline.results import collect
+from pipeline.results import collect, until_done
 from pipeline.scheduler import Turns, done
 from pipeline.trace import Telemetry, Totals
 from pipeline.types import (
@@ -143,14 +143,7 @@ class Engine:
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         ticket = self.submit(self.request(prompt, **wanted), events.put)
         try:
-            while True:
-                event = events.get()
-                if isinstance(event, Failed):
-                    raise event.error
-                if isinstance(event, Delta | Done):
-                    yield event
-                if isinstance(event, Done):
-                    return
+            yield from until_done(events.get)
         finally:
             ticket.cancel()
 

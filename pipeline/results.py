@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from pipeline.types import Delta, Done, TokenLogprob
+from pipeline.types import Delta, Done, Event, Failed, TokenLogprob
+
+
+def until_done(take: Callable[[], Event]) -> Iterator[Delta | Done]:
+    """Deltas as `take` gives them, then `Done`; a `Failed` is raised as its error."""
+    while True:
+        event = take()
+        if isinstance(event, Failed):
+            raise event.error
+        if isinstance(event, Delta | Done):
+            yield event
+        if isinstance(event, Done):
+            return
 
 
 def collect(events: Iterable[Delta | Done]) -> dict[str, Any]:

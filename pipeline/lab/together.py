@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from pipeline.engine import Engine
-from pipeline.results import collect
-from pipeline.types import Delta, Done, Event, Failed
+from pipeline.results import collect, until_done
+from pipeline.types import Delta, Done, Event
 
 PATIENCE_S = 60.0  # longest wait for one event
 
@@ -35,14 +36,7 @@ class Running:
         self.ticket = engine.submit(engine.request(prompt, **wanted), deliver)
 
     def __iter__(self) -> Iterator[Delta | Done]:
-        while True:
-            event = self.events.get(timeout=PATIENCE_S)
-            if isinstance(event, Failed):
-                raise event.error
-            if isinstance(event, Delta | Done):
-                yield event
-            if isinstance(event, Done):
-                return
+        return until_done(partial(self.events.get, timeout=PATIENCE_S))
 
     def result(self) -> dict[str, Any]:
         return collect(self)
