@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,10 +14,20 @@ from pipeline.types import Batch, Sequence, Speculation
 class Telemetry:
     """Settings of group `telemetry`. With `trace`, prints each round's feed, proposal and outcome
     to standard error, one line a row. With `recount`, every round ends with a recount of all rows;
-    what does not add up is an AssertionError, which costs the rows and is logged."""
+    what does not add up is an AssertionError, which costs the rows and is logged. With `spans` a server
+    sends an OpenTelemetry span for each request, with `content` also what was asked and answered."""
 
-    def __init__(self, *, trace: bool = False, recount: bool = False):
+    def __init__(
+        self,
+        *,
+        trace: bool = False,
+        recount: bool = False,
+        spans: bool = False,
+        endpoint: str | None = None,
+        content: bool = False,
+    ):
         self.trace, self.recount = trace, recount
+        self.spans, self.endpoint, self.content = spans, endpoint, content
 
     def round(self, batch: Batch) -> None:
         """Called when a round has been committed."""
@@ -74,7 +85,8 @@ class Totals:
 
 
 def enter(sequence: Sequence, batch: Batch) -> None:
-    """The sequence shares the batch's time from now on."""
+    """The sequence shares the batch's time from now on; its first batch ends its time in the queue."""
+    sequence.timings.setdefault("queue", time.perf_counter() - sequence.submitted)
     sequence.entered = dict(batch.clock)
 
 

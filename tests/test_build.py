@@ -296,7 +296,7 @@ def test_the_device_is_open_before_mlx_is_imported():
         ),
         (
             "telemetry._target_=os.system",
-            "telemetry._target_: Telemetry takes no '_target_'. It takes: trace, recount.",
+            "telemetry._target_: Telemetry takes no '_target_'. It takes: trace, recount, spans, endpoint, content.",
         ),
     ],
 )

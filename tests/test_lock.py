@@ -92,7 +92,7 @@ def test_a_real_model_is_locked_and_replayed_by_another_process(tmp_path):
 def test_it_serves_what_is_still_the_same(cli, lock, monkeypatch):
     served = []
 
-    def run_server(engine, settings, announce):
+    def run_server(engine, settings, announce, tracing):
         served.append((engine.generate("x", max_tokens=3, seed=1)["token_ids"], settings.port))
         engine.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from argparse import ArgumentParser, Namespace
@@ -22,15 +23,18 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     from pipeline.server.run import run_server
+    from pipeline.server.spans.provider import Tracing
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     engine = _locked(args) if args.recipe.endswith(".lock.yaml") else _composed(args)
     settings = engine.pipeline.settings["server"]
-    try:
-        run_server(engine, settings, lambda line: print(line, flush=True))
-    except OSError as error:
-        where = f"{settings.host}:{settings.port}"
-        raise UsageError(f"cannot listen on {where}: {error}. Try: server.port=0") from error
+    with contextlib.closing(engine):
+        tracing = Tracing.of(engine.pipeline.settings["telemetry"])
+        try:
+            run_server(engine, settings, lambda line: print(line, flush=True), tracing)
+        except OSError as error:
+            where = f"{settings.host}:{settings.port}"
+            raise UsageError(f"cannot listen on {where}: {error}. Try: server.port=0") from error
     return 0
 
 

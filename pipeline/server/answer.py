@@ -17,7 +17,7 @@ from pipeline.server.channel import Channel, Stamped
 from pipeline.server.contract import ServedEngine, Ticket
 from pipeline.server.errors import ClientGone
 from pipeline.server.metrics import Metrics
-from pipeline.types import Accepted, Delta, Done, Failed
+from pipeline.types import Accepted, Delta, Done, Failed, Usage
 
 log = logging.getLogger("headrace.server")
 
@@ -29,7 +29,12 @@ class Choice:
     accepted: bool = False
     prompt_tokens: int = 0
     thinking: bool = False  # the prompt has opened its reasoning
-    last: float = 0.0  # when its latest tokens came (perf_counter, seconds); 0: none yet
+    # perf_counter, seconds; 0: not yet
+    submitted: float = 0.0
+    admitted: float = 0.0
+    first: float = 0.0  # when its first tokens came
+    last: float = 0.0  # when its latest did
+    ended: float = 0.0
     tokens: int = 0  # given out so far; an EOS is not among them
     done: Done | None = None
 
@@ -50,13 +55,15 @@ class Answer:
         self._tickets: list[Ticket] = []
         self._watch: asyncio.Task[None] | None = None
         self._backlog: list[Stamped] = []
-        self._start = time.perf_counter()
-        self._outcome = "cancelled"
+        self.began = time.perf_counter()
+        self.outcome = "cancelled"  # how it ended
+        self.error: Exception | None = None  # what its stream ended with
 
     async def open(self, receive: Receive) -> None:
         """Submit all choices and wait until each is admitted. Raises what admission refused."""
         self._watch = asyncio.create_task(self._await_hang_up(receive))
         for index, request in enumerate(self.asked.requests):
+            self.choices[index].submitted = time.perf_counter()
             self._tickets.append(self._engine.submit(request, partial(self._channel.put, index)))
         while not all(choice.accepted for choice in self.choices):
             self._backlog += await self._next(None)
@@ -74,6 +81,24 @@ class Answer:
         """Every choice has ended and all events have been given out."""
         return not self._backlog and all(choice.done for choice in self.choices)
 
+    @property
+    def model(self) -> str:
+        return str(self._engine.target_info["name"])
+
+    @property
+    def usage(self) -> Usage:
+        """Prompts are counted once, however many choices each has; what choices share was computed for
+        the one of them that led. Of a cut answer, what is known."""
+        n = self.asked.n
+        usages = [choice.done.usage for choice in self.choices if choice.done]
+        led = [usages[i : i + n] for i in range(0, len(usages), n)]
+        return Usage(
+            sum(choice.prompt_tokens for choice in self.choices[::n]),
+            sum(choice.counted for choice in self.choices),
+            sum(min(usage.cached_tokens for usage in choices) for choices in led),
+            sum(usage.resumed_tokens for usage in usages),
+        )
+
     def close(self) -> None:
         """Cancel what still runs, and write the request's one line in the log."""
         if self._watch is not None:
@@ -81,11 +106,11 @@ class Answer:
         if not self.finished:
             for ticket in self._tickets:
                 ticket.cancel()
-        outcome = self._ending()
-        self._metrics.answered(outcome)
+        self.outcome = self._ending()
+        self._metrics.answered(self.outcome)
         tokens = sum(choice.counted for choice in self.choices)
-        seconds = time.perf_counter() - self._start
-        log.info("%s %s: %d tokens, %.3f s", self.asked.id, outcome, tokens, seconds)
+        seconds = time.perf_counter() - self.began
+        log.info("%s %s: %d tokens, %.3f s", self.asked.id, self.outcome, tokens, seconds)
 
     async def _await_hang_up(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -95,7 +120,7 @@ class Answer:
     async def _next(self, timeout_s: float | None) -> list[Stamped]:
         items = await self._channel.take(timeout_s)
         if self._channel.gone:
-            self._outcome = "client gone"
+            self.outcome = "client gone"
             raise ClientGone
         return [item for item in items if self._note(self.choices[item.index], item)]
 
@@ -104,16 +129,17 @@ class Answer:
         match item.event:
             case Accepted(prompt_tokens=tokens, thinking=thinking):
                 choice.accepted, choice.prompt_tokens, choice.thinking = True, tokens, thinking
+                choice.admitted = item.at
                 return False
             case Delta(token_ids=ids):
                 choice.tokens += len(ids)
                 self._time(choice, item.at, len(ids))
             case Done() as done:
                 _refuse_cut(done)
-                choice.done = done
+                choice.done, choice.ended = done, item.at
                 self._metrics.finished(done)
             case Failed(error=error):
-                self._outcome = "failed"
+                self.outcome = "failed"
                 raise error
         return True
 
@@ -123,12 +149,13 @@ class Answer:
         if choice.last:
             self._metrics.gap.observe((at - choice.last) / tokens)
         else:
-            self._metrics.ttft.observe(at - self._start)
+            self._metrics.ttft.observe(at - self.began)
+            choice.first = at
         choice.last = at
 
     def _ending(self) -> str:
         if not self.finished:
-            return self._outcome
+            return self.outcome
         reasons = {choice.done.finish_reason for choice in self.choices if choice.done}
         return "length" if "length" in reasons else "stop"
 

@@ -22,12 +22,15 @@ from pipeline.server.metrics import Metrics
 from pipeline.server.openapi import openapi
 from pipeline.server.responses import Responses
 from pipeline.server.settings import ServerSettings
+from pipeline.server.spans.provider import Tracing
 from pipeline.server.status import Status
 from pipeline.server.tokens import Tokens, routes_of
 from pipeline.server.writer import Family
 
 
-def create_app(engine: ServedEngine, settings: ServerSettings) -> Starlette:
+def create_app(
+    engine: ServedEngine, settings: ServerSettings, tracing: Tracing | None = None
+) -> Starlette:
     """The whole HTTP surface of an open engine; starts and stops nothing."""
     metrics = Metrics(engine)
     store = settings.store()
@@ -49,9 +52,10 @@ def create_app(engine: ServedEngine, settings: ServerSettings) -> Starlette:
         Route("/openapi.json", openapi),
         *_routes(Status(engine, metrics)),
     ]
+    traced = [tracing.middleware(families)] if tracing else []
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Front, metrics=metrics, paths={r.path for r in routes})],
+        middleware=[Middleware(Front, metrics=metrics, paths={r.path for r in routes}), *traced],
         exception_handlers={HTTPException: reply},
     )
     app.router.redirect_slashes = False

@@ -19,6 +19,8 @@ from pipeline.server.streaming import EventStream
 from pipeline.server.writer import Family, Writer
 from pipeline.types import Delta
 
+ANSWER, WRITER = "headrace.answer", "headrace.writer"  # in a request's scope, for middleware
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -33,9 +35,11 @@ class Generation:
         body = await read_object(request, self.settings.max_body_bytes)
         asked = self.family.read(body, bounds(self.engine, self.settings, request))
         answer = Answer(self.engine, asked, self.metrics)
+        request.scope[ANSWER] = answer
         try:
             await answer.open(request.receive)
             writer = self.family.writer(answer, self.engine)
+            request.scope[WRITER] = writer
             if asked.stream:
                 return EventStream(answer, writer, _headers(asked), self.settings.keepalive_s)
             reply = await self._whole(answer, writer)

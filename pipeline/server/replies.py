@@ -92,20 +92,13 @@ class Chunks:
         return {**self._head(self.whole_name), "choices": choices, "usage": self.usage()}
 
     def usage(self) -> dict[str, Any]:
-        """Prompts are counted once, however many choices each has; what choices share was computed for
-        the one of them that led."""
-        usages = [voice.done.usage for voice in self.voices if voice.done]
-        n = self.answer.asked.n
-        prompts = [usages[i : i + n] for i in range(0, len(usages), n)]
-        prompt = sum(choices[0].prompt_tokens for choices in prompts)
-        cached = sum(min(usage.cached_tokens for usage in choices) for choices in prompts)
-        completion = sum(usage.completion_tokens for usage in usages)
+        used = self.answer.usage
         usage = {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": cached},
-            "resumed_tokens": sum(usage.resumed_tokens for usage in usages),
+            "prompt_tokens": used.prompt_tokens,
+            "completion_tokens": used.completion_tokens,
+            "total_tokens": used.prompt_tokens + used.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": used.cached_tokens},
+            "resumed_tokens": used.resumed_tokens,
         }
         if thought := sum(voice.reasoning_tokens for voice in self.voices):
             usage["completion_tokens_details"] = {"reasoning_tokens": thought}

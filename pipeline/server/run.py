@@ -10,17 +10,22 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from pipeline.server.app import create_app
 from pipeline.server.contract import ServedEngine
 from pipeline.server.drain import FLUSH_S, DrainingServer, SignalledServer
 from pipeline.server.settings import ServerSettings
+from pipeline.server.spans.provider import Tracing
 
 _START_S = 10.0
 
 
 def run_server(
-    engine: ServedEngine, settings: ServerSettings, announce: Callable[[str], Any] = print
+    engine: ServedEngine,
+    settings: ServerSettings,
+    announce: Callable[[str], Any] = print,
+    tracing: Tracing | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then: refuse new requests with 503, let running answers finish
     for at most `shutdown_s` (a second SIGINT cuts that short), close the engine, which ends the rest
@@ -31,17 +36,22 @@ def run_server(
     try:
         with _listen(settings.host, settings.port) as listener:
             announce(f"Headrace serves {engine.target_info['name']} at {_url(listener)}")
-            config = _config(engine, settings, FLUSH_S)
+            config = _config(create_app(engine, settings, tracing), FLUSH_S)
             DrainingServer(config, engine, settings.shutdown_s).run(sockets=[listener])
     finally:
         engine.close()
+        if tracing:
+            tracing.close()
 
 
 @contextlib.contextmanager
-def serve_in_thread(engine: ServedEngine, settings: ServerSettings) -> Iterator[str]:
+def serve_in_thread(
+    engine: ServedEngine, settings: ServerSettings, tracing: Tracing | None = None
+) -> Iterator[str]:
     """The base URL of a server on a free port of `settings.host`; the engine stays open."""
     with _listen(settings.host, 0) as listener:
-        config = _config(engine, settings, max(1, round(settings.shutdown_s)))
+        app = create_app(engine, settings, tracing)
+        config = _config(app, max(1, round(settings.shutdown_s)))
         server = SignalledServer(config)
         thread = threading.Thread(
             target=server.run, kwargs={"sockets": [listener]}, name="headrace-http", daemon=True
@@ -55,10 +65,10 @@ def serve_in_thread(engine: ServedEngine, settings: ServerSettings) -> Iterator[
             thread.join()
 
 
-def _config(engine: ServedEngine, settings: ServerSettings, patience_s: int) -> uvicorn.Config:
+def _config(app: ASGIApp, patience_s: int) -> uvicorn.Config:
     """`patience_s`: how long uvicorn waits for open connections when it exits."""
     return uvicorn.Config(
-        create_app(engine, settings),
+        app,
         lifespan="off",
         ws="none",
         log_config=None,

@@ -63,6 +63,7 @@ class EventStream(Response):
         except (ClientGone, OSError):
             raise
         except Exception as error:
+            self._answer.error = error
             if not isinstance(error, HeadraceError):
                 log.error("%s failed in mid-stream", self._answer.asked.id, exc_info=error)
             await self._say(send, self._writer.failed(describe(error)))

@@ -1,0 +1,1 @@
+"""OpenTelemetry traces of requests. Imported only where a recipe has `telemetry=otel`."""
