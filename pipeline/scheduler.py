@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from pipeline.drafting import GuardedRows, drafting, guarded
+from pipeline.drafting import book_faults, guarded
 from pipeline.errors import HeadraceError
 from pipeline.parking import park, parked, restart
 from pipeline.siblings import share
@@ -145,11 +145,12 @@ class Turns:
     def rehearse(self) -> None:
         """Make rows once and free them, so that what the parts cannot store is known at open, and what
         a drafter cannot work with, which later would only cost speculation."""
-        parts = self.pipeline.parts
-        width = parts["depth"].max + 1
-        rows = parts["kv"].rows(parts["model"], width)
-        drafting(parts["drafter"], parts["model"], rows, width).close()
-        rows.close()
+        batch = self._new_batch([])
+        told, _ = batch.draft_rows.faults()
+        for half in (batch.draft_rows, batch.rows):
+            half.close()
+        if told:
+            raise told[0].error
 
     def _new_batch(self, sequences: list[Sequence]) -> Batch:
         parts = self.pipeline.parts
@@ -170,10 +171,7 @@ class Turns:
             batch.clock[name] = batch.clock.get(name, 0.0) + spent
             seconds = self.totals.stage_seconds
             seconds[name] = seconds.get(name, 0.0) + spent
-        if isinstance(batch.draft_rows, GuardedRows):
-            for fault in batch.draft_rows.mend(batch):
-                self.totals.counts["draft_faults"] += 1
-                self.telemetry.draft_fault(fault)
+        book_faults(batch, self.totals, self.telemetry)
 
     def _prefill(self, batch: Batch) -> None:
         calls = self.pipeline.parts["model"].calls

@@ -15,9 +15,9 @@ class Draft:
     nothing after them could be delivered; and where `depth` cuts it, once its length and the
     drafter's confidence are known. Of drafts that were drawn that is the length before EOS and
     constraint have shortened it: whether they are verified must not depend on what was drawn. What
-    goes wrong in the drafter is settled by the rows' guard; what goes wrong here costs this round's
-    speculation and nothing else: all proposals are empty and all depths 0. So for commit "some depth
-    is above 0" says that the drafter was called.
+    goes wrong in the drafter is settled by the rows' guard, what goes wrong in a row's constraint costs
+    that row its proposal, and what goes wrong in the depth this round's speculation and nothing else:
+    all proposals are empty and all depths 0.
     """
 
     reads = frozenset({"pending", "sampler", "output_ids", "max_new", "request", "namespace"})
@@ -50,11 +50,21 @@ class Draft:
         asked = [s.pending for s in rows], depths, [s.sampler for s in rows]
         found = batch.draft_rows.draft(*asked)
         made = [ids if isinstance(ids, Proposal) else Proposal(ids) for ids in found]
-        proposals = [self._possible(*pair) for pair in zip(made, rows, strict=True)]
-        pairs = zip(made, proposals, strict=True)
-        judged = [whole if whole.drawn else cut for whole, cut in pairs]
-        lengths = self._depth.cut(batch, judged)
-        return [ids.cut(length) for ids, length in zip(proposals, lengths, strict=True)]
+        pairs = [self._usable(*pair) for pair in zip(made, rows, strict=True)]
+        lengths = self._depth.cut(batch, [judged for _, judged in pairs])
+        return [ids.cut(length) for (ids, _), length in zip(pairs, lengths, strict=True)]
+
+    def _usable(self, whole: Proposal, sequence: Sequence) -> tuple[Proposal, Proposal]:
+        """What may be verified of it, and what decides how much is. A constraint that cannot tell
+        costs its own row this round's proposal."""
+        try:
+            possible = self._possible(whole, sequence)
+        except Exception:
+            logging.getLogger(__name__).warning(
+                "a proposal for %s cannot be used", sequence.request.id, exc_info=True
+            )
+            return Proposal(), Proposal()
+        return possible, whole if whole.drawn else possible
 
     def _possible(self, proposal: Proposal, sequence: Sequence) -> Proposal:
         assert sequence.sampler is not None, "tokenize binds a sampler before anything is drafted"

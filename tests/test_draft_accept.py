@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pipeline.drafting import GuardedRows
-from pipeline.types import NEUTRAL, Batch, Request, Sequence
+from pipeline.drafting import book_faults
+from pipeline.trace import Telemetry, Totals
+from pipeline.types import NEUTRAL, Batch, GuardedRows, Proposal, Request, Sequence
 from stages.accept import Accept
 from stages.depth.fixed import Fixed
 from stages.detokenize import Detokenize
@@ -62,7 +63,7 @@ def drafted(answer, *rows, depth=4):
     guarded.prepare_append([[]] * len(rows), [None] * len(rows)).commit()
     batch = Batch(list(rows), None, guarded)
     Draft(TARGET, DRAFTER, Fixed(max=depth)).run(batch)
-    guarded.mend(batch)
+    book_faults(batch, Totals(), Telemetry())
     return stub
 
 
@@ -96,6 +97,23 @@ def test_an_impossible_proposal_costs_its_row_only(wrong):
     drafted([wrong, [1]], *rows)
     assert [sequence.proposal for sequence in rows] == [[], [1]]
     assert [sequence.counts for sequence in rows] == [{"draft_errors": 1}, {}]
+
+
+class Undecided:
+    """A constraint that cannot tell what is legal."""
+
+    def legal(self, token_ids):
+        raise RuntimeError("too deep")
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_constraint_that_fails_costs_its_own_rows_proposal(drawn, caplog):
+    rows, draft = [row(), row(), row()], Proposal([2, 3], scores=[scores(2)[0]] * 2 * drawn)
+    rows[1].sampler.matcher = Undecided()
+    drafted([draft] * 3, *rows)
+    assert [sequence.proposal for sequence in rows] == [[2, 3], [], [2, 3]]
+    assert [sequence.error for sequence in rows] == [None] * 3
+    assert "a proposal for r cannot be used" in caplog.text
 
 
 def accept(*rows):

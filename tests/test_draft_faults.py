@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 from support import ORACLE, prompt_ids, serving
 
-from pipeline.drafting import GuardedRows
-from pipeline.types import Batch, Proposal, Request, Sequence
+from pipeline.drafting import book_faults
+from pipeline.trace import Telemetry, Totals
+from pipeline.types import Attachment, Batch, GuardedRows, Proposal, Request, Sequence
 from pipeline.types.trust import FORGIVEN, Trust
 from stages.drafters.history import HistoryRows
 
@@ -67,6 +68,8 @@ class Side:
         self.said = SimpleNamespace(where=where, culprit=culprit, made=0, calls=0)
         self.rows = GuardedRows(lambda: Frail(self.said), VOCAB)
         self.batch, self.told = Batch([], None, self.rows), []
+        self.totals, self.telemetry = Totals(), Telemetry()
+        self.telemetry.draft_fault = self.told.append
         self.join(*firsts)
 
     def join(self, *firsts):
@@ -75,7 +78,10 @@ class Side:
             sequence = Sequence(Request(id=str(first)), print, prompt_ids=[first])
             sequence.processed_ids = [first]
             self.batch.sequences.append(sequence)
-        self.told += self.rows.mend(self.batch)
+        self.book()
+
+    def book(self):
+        book_faults(self.batch, self.totals, self.telemetry)
 
     def round(self):
         """Whether each row got its draft; what a row proposes shows that it holds all its tokens."""
@@ -86,7 +92,7 @@ class Side:
         self.rows.commit([[5]] * count)
         for sequence in self.batch.sequences:
             sequence.processed_ids.append(5)
-        self.told += self.rows.mend(self.batch)
+        self.book()
         self.rows.check_integrity()
         return [bool(ids) for ids in found]
 
@@ -110,9 +116,8 @@ def test_healthy_rounds_restore_trust(where):
     assert side.round() == [True, True]
     side.said.where = where
     if where in ("make", "append"):
-        side.rows.filter([0, 1])
         side.rows._fail("something", RuntimeError("that is over"), [])
-        side.told += side.rows.mend(side.batch)
+        side.rows.filter([0, 1])
     for _ in range(9):
         side.round()
     side.said.where = ""
@@ -134,6 +139,40 @@ def test_one_fault_is_told_once_and_booked_on_the_rows_it_concerned():
     assert [s.counts["draft_errors"] for s in side.batch.sequences] == [1, 1]
 
 
+class Remembering(Frail):
+    """Cannot be refilled from ids, only from what it says of a row, as drafters that see the target."""
+
+    def capture(self, row):
+        ids = self._rows[row].ids
+        facts = {"tokens": len(ids), "ids": " ".join(map(str, ids))}
+        return Attachment("own", "toy", facts)
+
+    def prepare_append(self, tokens, attachments):
+        known = [a.metadata["ids"].split() if a else [] for a in attachments]
+        fits = [len(own) == len(ids) for own, ids in zip(known, tokens, strict=True)]
+        filled = [list(map(int, own)) * fit for own, fit in zip(known, fits, strict=True)]
+        return super().prepare_append(filled, attachments)
+
+
+@pytest.mark.parametrize("where", ["draft", "commit"])
+def test_neighbours_of_a_fault_keep_what_only_the_drafter_knows(where):
+    said = SimpleNamespace(where="", culprit=lambda ids: ids[:1] == [BAD], made=0, calls=0)
+    rows = GuardedRows(lambda: Remembering(said), VOCAB)
+    rows.prepare_append([[]] * 3, [None] * 3).commit()
+    rows.prefill([[1], [BAD], [2]])
+    if where == "commit":
+        rows._places[1].suspect()  # fed alone: so its fault comes when row 0 and 2 have been fed
+    said.where, lost = where, 0
+    for held in range(1, 31):
+        found = rows.draft([5] * 3, [2] * 3, [None] * 3)
+        assert all(found[row] in ([], [held] * 2) for row in (0, 2)), "nothing is missing"
+        lost += [] in (found[0], found[2])
+        rows.commit([[5]] * 3)
+        rows.check_integrity()
+    assert said.made >= 2
+    assert lost <= 2
+
+
 def test_new_rows_speculate_beside_one_that_cannot():
     side = Side("draft", BAD)
     for _ in range(20):
@@ -153,7 +192,8 @@ def test_a_proposal_that_cannot_be_costs_its_row_only(monkeypatch):
             found = [wrong, [3, 4]]
             patch.setattr(side.rows._rows, "draft", lambda *asked, found=found: found)
             assert side.rows.draft([5, 5], [2, 2], [None] * 2) == [[], [3, 4]]
-        assert len(side.rows.mend(side.batch)) == 1
+        side.book()
+        assert len(side.told) == 1
         rounds = [side.round() for _ in range(8)]
         assert all(good for _, good in rounds), "what the other one has is kept"
         assert rounds[-1] == [True, True]
@@ -166,7 +206,8 @@ def test_a_confidence_may_be_rounded(monkeypatch):
     sure = [Proposal([3, 4], [1.0000001, 1.0])]
     monkeypatch.setattr(side.rows._rows, "draft", lambda *asked: sure)
     assert side.rows.draft([5], [2], [None]) == [[3, 4]]
-    assert side.rows.mend(side.batch) == []
+    side.book()
+    assert side.told == []
 
 
 def test_rows_that_cannot_join_cost_speculation_only():
@@ -180,7 +221,8 @@ def test_rows_that_cannot_join_cost_speculation_only():
     change.commit()
     assert side.rows.size == 2
     side.batch.sequences.append(Sequence(Request(id="7"), print, processed_ids=[7]))
-    assert len(side.rows.mend(side.batch)) == 1
+    side.book()
+    assert len(side.told) == 1
     assert [side.round() for _ in range(8)][-1] == [True, True]
 
 
@@ -188,10 +230,11 @@ def test_rows_that_have_not_joined_yet_are_left_alone():
     """While a saved state is read, the batch has sequences and no rows."""
     side = Side("make", 1)
     side.rows.filter([])
-    assert side.rows.mend(side.batch) == []
     side.said.where = ""
+    booked = dict(side.batch.sequences[0].counts)
+    side.book()
+    assert side.batch.sequences[0].counts == booked
     side.rows.prepare_append([[1]], [None]).commit()
-    side.rows.mend(side.batch)
     assert side.round() == [True]
 
 

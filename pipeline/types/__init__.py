@@ -1,5 +1,6 @@
 """The data that flows and the protocols of the parts. The only module stages and engine share."""
 
+from pipeline.types.guarded import Fault, GuardedRows
 from pipeline.types.keeping import Attempt, Attempts, Fetch, Keeper, Match, Tier
 from pipeline.types.parts import (
     AFTER_NORM,
@@ -76,9 +77,11 @@ __all__ = [
     "Emitted",
     "Event",
     "Failed",
+    "Fault",
     "Fetch",
     "FinishReason",
     "Grammar",
+    "GuardedRows",
     "KVPolicy",
     "Keeper",
     "LayerSlice",

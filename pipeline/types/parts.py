@@ -266,7 +266,7 @@ class Drafter(Part, Protocol):
     def rows(self, target: Target, max_width: int) -> DraftRows:
         """Empty rows. If they have a method `watch`, it is given the target's rows of their batch; if
         they have a method `assign`, the namespaces of their rows before each `draft`; if `faults`, it
-        says what has failed inside without the rows failing, each once."""
+        says what has failed inside without the rows failing, as `GuardedRows.faults` does."""
 
 
 class Depth(Part, Protocol):

@@ -21,8 +21,9 @@ from pipeline.types.request import (
 )
 
 if TYPE_CHECKING:
+    from pipeline.types.guarded import GuardedRows
     from pipeline.types.keeping import Fetch, Match
-    from pipeline.types.parts import DraftRows, Round, Rows, RowSampler
+    from pipeline.types.parts import Round, Rows, RowSampler
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class Batch:
 
     sequences: list[Sequence]
     rows: Rows
-    draft_rows: DraftRows
+    draft_rows: GuardedRows
     round: Round | None = None
     ahead: tuple[Round, Any, Any] | None = (
         None  # the next plain round, scores and taps, not launched

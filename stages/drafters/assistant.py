@@ -205,7 +205,7 @@ class AssistantRows(SeenRows):
     def wait(self, row: Row, tokens: Seq[int], shown_WF: mx.array) -> None:
         pass
 
-    def draft(self, pending: Seq[int], depths: Seq[int], samplers: Seq[Any]) -> list[list[int]]:
+    def propose(self, pending: Seq[int], depths: Seq[int], samplers: Seq[Any]) -> list[list[int]]:
         known = [row.last is not None for row in self.rows]
         widths = [depth * knows for depth, knows in zip(depths, known, strict=True)]
         if not any(widths):

@@ -2,84 +2,29 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, OpenError, Problem
 from pipeline.identity import digest
-from pipeline.types import Attachment, Change, Drafter, DraftRows, Rows, Target, Trust
+from pipeline.types import Attachment, Change, Drafter, DraftRows, Fault, GuardedRows, Rows, Target
 
 SCHEMA = "cascade-v1"
-Make = Callable[[], DraftRows]
-
-
-class Member:
-    """One member's rows, which may fail: then they propose and take nothing until they are mended,
-    later from time to time."""
-
-    def __init__(self, make: Make):
-        self.make = make
-        self.rows: DraftRows | None = None
-        self.drafted = False  # asked in this round
-        self.trust = Trust()
-        self.told: list[str] = []
-        self.watched: Rows | None = None
-
-    def watch(self, target_rows: Rows) -> None:
-        """The target's rows, for a member that reads what they hold."""
-        self.watched = target_rows
-        self._show()
-
-    def _show(self) -> None:
-        watch = getattr(self.rows, "watch", None)
-        if self.watched is not None and watch is not None:
-            watch(self.watched)
-
-    def attempt(self, method: str, *arguments: Any) -> Any:
-        """What the method gives; None if it fails, or the rows are lost already."""
-        if self.rows is None:
-            return None
-        try:
-            return getattr(self.rows, method)(*arguments)
-        except Exception as fault:
-            self.lose(f"{method} of a member: {fault!r}")
-            return None
-
-    def lose(self, what: str) -> None:
-        logging.getLogger(__name__).warning("a member of the cascade failed", exc_info=True)
-        self.rows = None
-        self.trust.strike()
-        self.told.append(what)
-
-    def mend(self, held: Seq[Seq[int]]) -> None:
-        """Start again from the tokens that each row holds."""
-        if self.rows is not None or self.trust.barred:
-            return
-        try:
-            rows = self.make()
-            rows.prepare_append(held, [None] * len(held)).commit()
-            self.rows = rows
-            self._show()
-        except Exception as fault:
-            self.lose(f"starting a member again: {fault!r}")
 
 
 class CascadeRows:
-    """`DraftRows` over the members' rows, which all follow the target's. A member that fails costs its
-    own proposals: it is made again from the token lists kept here."""
+    """`DraftRows` over the members' rows, which all follow the target's and survive their members'
+    faults: a row that one of them fails on is the others' to draft for."""
 
-    def __init__(self, namespace: str, makes: Seq[Make]):
-        self._namespace = namespace
-        self._members = [Member(make) for make in makes]
-        self._held: list[list[int]] = []
-        self._mend()
+    def __init__(self, namespace: str, members: Seq[GuardedRows]):
+        self._namespace, self._members = namespace, members
 
     @property
     def size(self) -> int:
-        return len(self._held)
+        return self._members[0].size
 
     def watch(self, target_rows: Rows) -> None:
         for member in self._members:
@@ -87,44 +32,19 @@ class CascadeRows:
 
     def assign(self, namespaces: Seq[str]) -> None:
         for member in self._members:
-            if hasattr(member.rows, "assign"):
-                member.attempt("assign", namespaces)
+            member.assign(namespaces)
 
     def prefill(self, tokens: Seq[Seq[int]], hidden: Any = None) -> None:
-        self._take("prefill", tokens, hidden)
-        self._mend()
+        for member in self._members:
+            member.prefill(tokens, hidden)
 
     def commit(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
-        self._take("", inputs, hidden)
-        self._pass_round()
+        for member in self._members:
+            member.commit(inputs, hidden)
 
     def consume(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
-        self._take("consume", inputs, hidden)
-        self._pass_round()
-
-    def _pass_round(self) -> None:
         for member in self._members:
-            member.trust.round()
-        self._mend()
-
-    def faults(self) -> list[str]:
-        """What members have failed with since the last time."""
-        told = [what for member in self._members for what in member.told]
-        for member in self._members:
-            member.told = []
-        return told
-
-    def _take(self, name: str, tokens: Seq[Seq[int]], hidden: Any) -> None:
-        for member in self._members:
-            method = name or ("commit" if member.drafted else "consume")
-            member.attempt(method, tokens, hidden)
-            member.drafted = False
-        for held, ids in zip(self._held, tokens, strict=True):
-            held += ids
-
-    def _mend(self) -> None:
-        for member in self._members:
-            member.mend(self._held)
+            member.consume(inputs, hidden)
 
     def draft(self, pending: Seq[int], depths: Seq[int], samplers: Seq[Any]) -> list[list[int]]:
         """Members are asked in order, each for the rows that have no proposal yet."""
@@ -133,67 +53,57 @@ class CascadeRows:
             left = [0 if ids else depth for ids, depth in zip(found, depths, strict=True)]
             if not any(left):
                 break
-            member.drafted = True
-            proposals = member.attempt("draft", pending, left, samplers)
-            for row, ids in enumerate(proposals or ()):
+            for row, ids in enumerate(member.draft(pending, left, samplers)):
                 found[row] = found[row] or ids
         return found
 
+    def faults(self) -> tuple[list[Fault], list[int]]:
+        """The members', as `GuardedRows` tells them."""
+        told = [member.faults() for member in self._members]
+        by_row = zip(*(counts for _, counts in told), strict=True)
+        return [fault for faults, _ in told for fault in faults], [sum(row) for row in by_row]
+
     def prepare_append(self, tokens: Seq[Seq[int]], attachments: Seq[Attachment | None]) -> Change:
         """Each member gets its own attachments back, by their schema."""
-        parts = [[_part(a, index) for a in attachments] for index in range(len(self._members))]
-        changes = [
-            member.attempt("prepare_append", tokens, own)
-            for member, own in zip(self._members, parts, strict=True)
-        ]
-        return _Appended(self, [list(ids) for ids in tokens], changes)
-
-    def joined(self, fresh: list[list[int]], changes: Seq[Change | None]) -> None:
-        self._held += fresh
-        for member, change in zip(self._members, changes, strict=True):
-            member.trust.barred = 0  # new rows are worth a new attempt
-            if change is None:
-                member.rows = None  # it could not prepare: it starts again with all rows
-            else:
-                change.commit()
-        self._mend()
+        return _Appended(
+            [
+                member.prepare_append(tokens, [_part(whole, index) for whole in attachments])
+                for index, member in enumerate(self._members)
+            ]
+        )
 
     def filter(self, keep: Seq[int]) -> None:
         for member in self._members:
-            member.attempt("filter", keep)
-        self._held = [self._held[row] for row in keep]
-        self._mend()
+            member.filter(keep)
 
     def capture(self, row: int) -> Attachment | None:
         """The members' attachments in one: their tensors one after the other."""
-        own = [member.attempt("capture", row) for member in self._members]
+        own = [member.capture(row) for member in self._members]
         return _joined(self._namespace, own) if any(own) else None
 
     def check_integrity(self) -> None:
         for member in self._members:
-            if member.rows is not None:
-                assert member.rows.size == self.size, (member.rows.size, self.size)
-                member.rows.check_integrity()
+            assert member.size == self.size, (member.size, self.size)
+            member.check_integrity()
 
     def close(self) -> None:
         for member in self._members:
-            member.attempt("close")
-        self._held = []
+            member.close()
 
 
 class _Appended:
     """Rows prepared in all members."""
 
-    def __init__(self, rows: CascadeRows, fresh: list[list[int]], changes: list[Change | None]):
-        self._rows, self._fresh, self._changes = rows, fresh, changes
+    def __init__(self, changes: Seq[Change]):
+        self._changes = changes
 
     def commit(self) -> None:
-        self._rows.joined(self._fresh, self._changes)
+        for change in self._changes:
+            change.commit()
 
     def dispose(self) -> None:
         for change in self._changes:
-            if change is not None:
-                change.dispose()
+            change.dispose()
 
 
 def _joined(namespace: str, own: Seq[Attachment | None]) -> Attachment:
@@ -301,8 +211,11 @@ class Cascade:
             getattr(member, "learn", _forget)(namespace, ids)
 
     def rows(self, target: Target, max_width: int) -> DraftRows:
-        makes = [lambda member=member: member.rows(target, max_width) for member in self.members]
-        return CascadeRows(self.namespace, makes)
+        def guarded(member: Drafter) -> GuardedRows:
+            make = partial(member.rows, target, max_width)
+            return GuardedRows(make, target.vocab_size, member.namespace)
+
+        return CascadeRows(self.namespace, [guarded(member) for member in self.members])
 
 
 def _forget(namespace: str, ids: Seq[int]) -> None:

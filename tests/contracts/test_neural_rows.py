@@ -10,6 +10,7 @@ from targets import Cpu, opened
 from tiny_drafters import TINY, tiny_checkpoint
 
 from pipeline.compose import compose
+from pipeline.drafting import guarded
 from pipeline.plan import plan
 from stages.drafters.neural.rows import proposal
 from stages.kv.native import Native
@@ -133,6 +134,33 @@ def test_a_row_without_its_state_starts_cold_and_warms_up(pair):
     assert side.draft(7) == [[]], "a state of another length is none"
     side.feed([TEXT[10:]])
     assert len(side.draft(7)[0]) > 0
+
+
+class Broken:
+    greedy = False
+
+    def __getattr__(self, name):
+        raise RuntimeError("a row's own fault")
+
+
+def test_a_rows_fault_leaves_its_neighbours_what_they_know(pair):
+    """What the target showed cannot be had again, so it is carried over to the new rows."""
+    side, calm = Side(*pair, 0), Side(*pair, 2)
+    side.draft_rows = guarded(pair[1], pair[0], side.rows, DEPTH + 1)
+    side.rows.prepare_append([None] * 3).commit()
+    side.draft_rows.prepare_append([[]] * 3, [None] * 3).commit()
+    side.feed([TEXT, TEXT[:5], TEXT[:9]], how="prefill")
+    calm.feed([TEXT, TEXT[:9]], how="prefill")
+    samplers = [None, Broken(), None]
+    assert side.draft_rows.draft([7] * 3, [DEPTH] * 3, samplers) == [[]] * 3
+    side.feed([[7, 8], [7], [7]], how="commit")
+    calm.feed([[7, 8], [7]])
+    side.draft_rows.draft([9] * 3, [0, DEPTH, 0], samplers)  # now it is known whose fault it is
+    side.feed([[9], [9], [9]], how="commit")
+    calm.feed([[9], [9]])
+    found = side.draft_rows.draft([7] * 3, [DEPTH] * 3, [None] * 3)
+    assert found == [calm.draft(7)[0], [], calm.draft(7)[1]]
+    assert len(side.draft_rows.faults()[0]) == 2
 
 
 def test_each_drawn_id_keeps_the_scores_it_was_drawn_from():

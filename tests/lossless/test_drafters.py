@@ -11,7 +11,6 @@ from support import Running, prompt_ids, serving
 from tiny_drafters import FAMILIES, ONLY, tiny_pair
 
 from pipeline.catalog import Catalog, package_folder
-from pipeline.drafting import drafting
 from pipeline.types import NEUTRAL, Sampling
 
 NEEDS: dict[str, tuple[str, ...]] = {  # {family}: the target's
@@ -125,7 +124,9 @@ class Follower:
 
     def beside(self):
         """Empty draft rows that see the target's."""
-        return drafting(self.drafter, self.target, self.rows, DEPTH + 1)
+        made = self.drafter.rows(self.target, DEPTH + 1)
+        getattr(made, "watch", id)(self.rows)
+        return made
 
     def append(self):
         """All rows join with no tokens, then the target reads every history in chunks of 16."""

@@ -211,7 +211,7 @@ class BlockRows(SeenRows):
         round.resolve([0] * self.size)
         return states if plan.shifted else states[:, 1:]
 
-    def draft(self, pending: Seq[int], depths: Seq[int], samplers: Seq[Any]) -> list[list[int]]:
+    def propose(self, pending: Seq[int], depths: Seq[int], samplers: Seq[Any]) -> list[list[int]]:
         self.flush()
         most = self.model.plan.block - (not self.model.plan.shifted)
         widths = [

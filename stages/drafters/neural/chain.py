@@ -80,7 +80,7 @@ class ChainRows(SeenRows):
         round.resolve(widths)
         return state
 
-    def draft(self, pending: Seq[int], depths: Seq[int], samplers: Seq[Any]) -> list[list[int]]:
+    def propose(self, pending: Seq[int], depths: Seq[int], samplers: Seq[Any]) -> list[list[int]]:
         starts = [row.last if depth else None for row, depth in zip(self.rows, depths, strict=True)]
         known = [start is not None for start in starts]
         widths = [depth * knows for depth, knows in zip(depths, known, strict=True)]

@@ -62,7 +62,24 @@ class SeenRows:
         """Put these inputs of each row (ragged) through the drafter and into its cache."""
         raise NotImplementedError
 
+    def propose(self, pending: Seq[int], depths: Seq[int], samplers: Seq[Any]) -> list[list[int]]:
+        """`draft` itself."""
+        raise NotImplementedError
+
     # --- tokens
+
+    def draft(self, pending: Seq[int], depths: Seq[int], samplers: Seq[Any]) -> list[list[int]]:
+        """A fault leaves the rows as they were: what they know can still be captured, and nobody else
+        than its row need start cold."""
+        lengths = list(self.cache.lengths)
+        waiting = [(row.tokens, row.shown) for row in self.rows]
+        try:
+            return self.propose(pending, depths, samplers)
+        except Exception:
+            self.cache.lengths = lengths
+            for row, (tokens, shown) in zip(self.rows, waiting, strict=True):
+                row.tokens, row.shown = tokens, shown
+            raise
 
     def prefill(self, tokens: Seq[Seq[int]], hidden: Any = None) -> None:
         self.consume(tokens, hidden)
