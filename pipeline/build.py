@@ -128,12 +128,12 @@ class _Maker:
         return self.part(group)
 
 
-def _misuse(spec: Spec, error: ValueError) -> Problem:
-    """What a constructor refuses; a message that begins with a setting's name is put under it."""
-    key, colon, rest = str(error).partition(": ")
-    if colon and key in spec.signature.settings:
-        return Problem(f"{spec.path}.{key}", rest)
-    return Problem(spec.path, str(error))
+def _misuse(spec: Spec, error: ValueError) -> list[Problem]:
+    """What a constructor refuses; lines that begin with settings' names are put under these."""
+    parts = [line.partition(": ") for line in str(error).splitlines()]
+    if all(colon and key in spec.signature.settings for key, colon, _ in parts):
+        return [Problem(f"{spec.path}.{key}", what) for key, _, what in parts]
+    return [Problem(spec.path, str(error))]
 
 
 def _made(spec: Spec, arguments: Sequence[Any]) -> Any:
@@ -145,7 +145,7 @@ def _made(spec: Spec, arguments: Sequence[Any]) -> Any:
     except ConfigError:
         raise
     except ValueError as error:
-        raise ConfigError([_misuse(spec, error)]) from error
+        raise ConfigError(_misuse(spec, error)) from error
 
 
 def _graph(planned: Plan, parts: Mapping[str, Any], stages: Mapping[str, Any]) -> Graph:

@@ -73,17 +73,27 @@ class ClosedError(HeadraceError):
     """The engine does not take requests: it is stopping, or its thread has failed."""
 
 
+def refuse(**wrong: str) -> None:
+    """What is wrong with a constructor's settings, by name; nothing where the text is empty. ValueError
+    of one line each, all at once, which `build` puts under their paths."""
+    if said := [f"{name}: {what}" for name, what in wrong.items() if what]:
+        raise ValueError("\n".join(said))
+
+
+def below(value: float | None, least: float, unit: str = "") -> str:
+    """What is wrong with a setting that must be at least so much; None is no number of its own."""
+    fine = value is None or value >= least
+    return "" if fine else f"wants >= {least}{unit and ' '}{unit}, got {value}"
+
+
+def outside(value: float, least: float, most: float) -> str:
+    """`below`, and above `most`."""
+    return "" if least <= value <= most else f"wants {least:,} to {most:,}, got {value:,}"
+
+
 def at_least(name: str, value: Any, least: float) -> Any:
-    """The value of a constructor's setting; ValueError, which `build` puts under its path, below `least`."""
-    if value is not None and value < least:
-        raise ValueError(f"{name}: wants >= {least}, got {value}")
-    return value
-
-
-def between(name: str, value: Any, least: float, most: float) -> Any:
-    """`at_least`, and ValueError above `most`, or for what is no number."""
-    if not least <= value <= most:
-        raise ValueError(f"{name}: wants {least:,} to {most:,}, got {value:,}")
+    """The value of the only setting that can be wrong."""
+    refuse(**{name: below(value, least)})
     return value
 
 

@@ -55,7 +55,7 @@ class Signature:
 
 
 def signature(target: Any) -> Signature:
-    """Read a class's constructor."""
+    """Read a class's constructor. `*` and `**` hand on what the base class takes beside it."""
     parameters = inspect.signature(target).parameters.values()
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parts = {p.name: _resolved(p.annotation, target) for p in parameters if p.kind in positional}
@@ -64,6 +64,11 @@ def signature(target: Any) -> Signature:
         for p in parameters
         if p.kind is inspect.Parameter.KEYWORD_ONLY
     }
+    kinds = {p.kind for p in parameters}
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        parts |= signature(target.__base__).parts
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        settings |= signature(target.__base__).settings
     return Signature(target.__name__, parts, settings)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from pipeline.errors import below, refuse
 from pipeline.types import Batch, Rows, Sequence, Target, Tier
 
 
@@ -31,8 +32,7 @@ class CheckpointCapture:
     thread = "owner"
 
     def __init__(self, target: Target, tier: list[Tier], *, min_tokens: int = 16):
-        if min_tokens < 1:
-            raise ValueError(f"min_tokens: wants >= 1 tokens, got {min_tokens}")
+        refuse(min_tokens=below(min_tokens, 1, "tokens"))
         self.target, self.tiers, self.min_tokens = target, tier, min_tokens
 
     def run(self, batch: Batch) -> None:

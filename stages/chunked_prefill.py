@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from pipeline.errors import below, refuse
 from pipeline.types import Attachment, Batch, Drafter, Rows, Sequence, State, Target, Tier
 from stages.prompt_scores import score_chunk
 from stages.scores import Scores, WindowScores
@@ -52,10 +53,7 @@ class ChunkedPrefill:
         chunk: int = 512,
         snapshot_tokens: int = 1024,
     ):
-        if chunk < 1:
-            raise ValueError(f"chunk: wants >= 1 tokens, got {chunk}")
-        if snapshot_tokens < 1:
-            raise ValueError(f"snapshot_tokens: wants >= 1 tokens, got {snapshot_tokens}")
+        refuse(chunk=below(chunk, 1, "tokens"), snapshot_tokens=below(snapshot_tokens, 1, "tokens"))
         self.snapshot_tokens = snapshot_tokens
         self.target, self.drafter, self.tiers, self.chunk = target, drafter, tier, chunk
 

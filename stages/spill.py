@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pipeline.errors import ConfigError, Problem, at_least
+from pipeline.errors import ConfigError, Problem, below, refuse
 from pipeline.types import Batch, State, Tier
 
 MOST_DIRTY = 10_000  # states remembered as not yet durable; the oldest beyond are lost
@@ -67,9 +67,8 @@ class Spill:
         close_s: float = 60.0,
         idle_s: float | None = None,
     ):
-        self.debounce_s = at_least("debounce_s", debounce_s, 0)
-        self.idle_s = at_least("idle_s", idle_s, 0)
-        self.close_s = at_least("close_s", close_s, 0)
+        refuse(debounce_s=below(debounce_s, 0), idle_s=below(idle_s, 0), close_s=below(close_s, 0))
+        self.debounce_s, self.idle_s, self.close_s = debounce_s, idle_s, close_s
         self.tiers = tier
         slow = ["durable" in one.can for one in tier if one is not None]
         if slow != sorted(slow):

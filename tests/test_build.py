@@ -323,3 +323,13 @@ def test_settings_that_no_family_has(words, problem):
 def test_a_device_that_is_refused_before_it_runs():
     with pytest.raises(ConfigError, match=r"device\.threads: wants >= 1"):
         pipeline_to_run("fake", ["device.threads=0"])
+
+
+def test_all_settings_of_a_part_that_are_out_of_range_are_told_at_once():
+    wrong = ["drafter=suffix", "drafter.min_match=0", "drafter.growth=0", "drafter.remember=3"]
+    wrong += ["depth=adaptive", "depth.max=-1", "depth.margin=-1", "depth.probe=0"]
+    with pytest.raises(ConfigError) as caught:
+        build(plan(compose("fake", wrong)))
+    assert {problem.where for problem in caught.value.problems} == {
+        "drafter.min_match", "drafter.growth", "drafter.remember", "depth.max", "depth.margin", "depth.probe",
+    }  # fmt: skip

@@ -324,6 +324,21 @@ def test_sizes_out_of_range_are_refused_by_check(override):
         budgeted(8, f"limits.{override}").__enter__()
 
 
+def test_a_budget_takes_what_advisory_limits_take_and_tells_all_that_is_wrong():
+    with pytest.raises(ConfigError) as caught:
+        budgeted(8, "limits.memory_gb=0", "limits.max_rows=0", "limits.max_queue=-1").__enter__()
+    assert {p.where for p in caught.value.problems} == {
+        "limits.memory_gb", "limits.work_gb", "limits.max_rows", "limits.max_queue",
+    }  # fmt: skip
+    with budgeted(8, "limits.max_rows=3") as engine:
+        assert engine.pipeline.parts["limits"].max_rows == 3
+
+
+def test_a_budget_beyond_the_machines_memory_does_not_open():
+    with pytest.raises(OpenError, match=r"limits.memory_gb: 1e\+06 is more than .* Try limits.mem"):
+        budgeted(8, "limits.memory_gb=1e6").__enter__()
+
+
 # --- parking
 
 

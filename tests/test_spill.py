@@ -129,7 +129,7 @@ def test_a_budget_bills_what_waits_to_be_written(tmp_path):
     kv = SimpleNamespace(bytes_per_token=lambda target: 1.0)
     device = SimpleNamespace(limit_memory=lambda nbytes: {})
     limits = Budget(
-        target, kv, depth, part, target, [ram, disk], device,
+        device, target, kv, depth, part, target, [ram, disk],
         memory_gb=16 * one / 1e9, work_gb=0.0,
     )  # fmt: skip
     for name in range(30):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
-from pipeline.errors import at_least
+from pipeline.errors import below, refuse
 from pipeline.types import Batch, Sequence
 from stages.depth.evidence import SLOPE, Costs, Odds, Plain, RowNotes, Worth
 from stages.depth.fixed import room
@@ -62,9 +62,8 @@ class Adaptive:
     can: frozenset[str] = frozenset()
 
     def __init__(self, *, max: int = 16, margin: float = 0.2, probe: int = 16):
-        self.max: int = at_least("max", max, 0)
-        self._margin: float = at_least("margin", margin, 0)
-        self._probe: int = at_least("probe", probe, 1)
+        refuse(max=below(max, 0), margin=below(margin, 0), probe=below(probe, 1))
+        self.max, self._margin, self._probe = max, margin, probe
         self.open()
 
     def open(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from pipeline.errors import at_least
+from pipeline.errors import below, outside, refuse
 from pipeline.types import Batch, Proposal
 from stages.depth.fixed import room
 
@@ -25,10 +25,8 @@ class Confidence:
     needs = {"drafter": frozenset({"grade"})}  # to say how sure it is of each draft
 
     def __init__(self, *, max: int = 8, min_p: float = 0.5):
-        self.max: int = at_least("max", max, 0)
-        if not 0 <= min_p <= 1:
-            raise ValueError(f"min_p: wants 0 to 1, got {min_p}")
-        self._min_p = min_p
+        refuse(max=below(max, 0), min_p=outside(min_p, 0, 1))
+        self.max, self._min_p = max, min_p
         self.open()
 
     def open(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from pipeline.errors import ConfigError, Problem
+from pipeline.errors import refuse
 from pipeline.types import Batch, Sequence
 
 
@@ -22,8 +22,7 @@ class Fixed:
     can: frozenset[str] = frozenset()
 
     def __init__(self, *, max: int = 8):
-        if max < 0:
-            raise ConfigError([Problem("depth.max", f"{max} is negative; 0 means no drafts.")])
+        refuse(max="" if max >= 0 else f"{max} is negative; 0 means no drafts.")
         self.max = max
 
     def open(self) -> None:

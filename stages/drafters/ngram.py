@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence as Seq
 from typing import Literal
 
-from pipeline.errors import ConfigError, Problem
+from pipeline.errors import below, refuse
 from pipeline.types import DraftRows, Target
 from stages.drafters.history import HistoryRows
 
@@ -115,16 +115,11 @@ class NGram:
     def __init__(
         self, *, max_ngram: int = 5, min_ngram: int = 3, growth: int = 1, choice: Choice = "latest"
     ):
-        problems = []
-        if min_ngram < 1:
-            problems.append(Problem("drafter.min_ngram", f"{min_ngram} is below 1."))
-        if min_ngram > max_ngram:
-            what = f"{min_ngram} is above max_ngram={max_ngram}."
-            problems.append(Problem("drafter.min_ngram", what, "Lower it or raise max_ngram."))
-        if growth < 0:
-            problems.append(Problem("drafter.growth", f"{growth} is negative; 0 means no bound."))
-        if problems:
-            raise ConfigError(problems)
+        refuse(
+            min_ngram=below(min_ngram, 1)
+            or (f"{min_ngram} is above {max_ngram=}." if min_ngram > max_ngram else ""),
+            growth="" if growth >= 0 else f"{growth} is negative; 0 means no bound.",
+        )
         self._min, self._max, self._growth, self._choice = min_ngram, max_ngram, growth, choice
         self.namespace = f"ngram:{max_ngram}:{min_ngram}:{growth}:{choice}"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
+from pipeline.errors import below, refuse
 from pipeline.types import DraftRows, Target
 from stages.drafters.history import HistoryRows
 from stages.drafters.suffix_memory import CONTEXT, Memories, Memory, Recall
@@ -78,12 +79,12 @@ class Suffix:
     taps: tuple[int, ...] = ()
 
     def __init__(self, *, min_match: int = 3, growth: float = 1.0, remember: int = 0):
-        if min_match < 1:
-            raise ValueError(f"min_match: wants >= 1 tokens, got {min_match}")
-        if not 0 < growth < float("inf"):
-            raise ValueError(f"growth: wants a number > 0, got {growth}")
-        if remember and remember < LEAST:
-            raise ValueError(f"remember: wants 0 (nothing) or >= {LEAST} tokens, got {remember}")
+        bounded, little = 0 < growth < float("inf"), remember and remember < LEAST
+        refuse(
+            min_match=below(min_match, 1, "tokens"),
+            growth="" if bounded else f"wants a number > 0, got {growth}",
+            remember=f"wants 0 (nothing) or >= {LEAST} tokens, got {remember}" if little else "",
+        )
         self._min, self._growth, self._remember = min_match, growth, remember
         self._memories = Memories(remember)
         self.namespace = f"suffix:{min_match}:{growth}:{remember}"

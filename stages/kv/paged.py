@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any, Literal
 
-from pipeline.errors import between
+from pipeline.errors import outside, refuse
 from pipeline.types import LayerSpec, Rows, Target
 from stages.kv.affine import Affine
 from stages.kv.coded import coded_layout
@@ -43,9 +43,11 @@ class Paged:
         group_size: int = 64,
         block_tokens: int = 32,
     ):
-        if codec not in ("native", "affine"):
-            raise ValueError(f"codec: wants native or affine, got {codec!r}")
-        self.block_tokens = between("block_tokens", block_tokens, 1, MOST_TOKENS)
+        refuse(
+            codec="" if codec in ("native", "affine") else f"wants native or affine, got {codec!r}",
+            block_tokens=outside(block_tokens, 1, MOST_TOKENS),
+        )
+        self.block_tokens = block_tokens
         self.stored = Affine(bits=bits, group_size=group_size) if codec == "affine" else Native()
         coding = {k: v for k, v in self.stored.identity.items() if k != "kv"}
         self.identity: Mapping[str, Any] = {"kv": "paged", "codec": codec, **coding}

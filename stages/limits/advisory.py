@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from pipeline.errors import RequestError, at_least
+from pipeline.errors import RequestError, below, refuse
 from pipeline.types import Depth, Drafter, KVPolicy, Sequence, Target, Tier
 from stages.limits.estimate import Estimate
 
@@ -36,12 +36,20 @@ class Advisory:
         max_tokens: int | None = None,
         context: int | None = None,
     ) -> None:
-        self.max_rows = at_least("max_rows", max_rows, 1)
-        self.max_queue = at_least("max_queue", max_queue, 0)
-        self.max_tokens = at_least("max_tokens", max_tokens, 1)
-        self.context = at_least("context", context, 2)
-        self.tiers = tier
+        self.max_rows, self.max_queue = max_rows, max_queue
+        self.max_tokens, self.context = max_tokens, context
+        refuse(**self.wrong())
+        self.target, self.tiers = target, tier
         self.estimate = Estimate(target, kv, depth, drafter, draft_model)
+
+    def wrong(self) -> dict[str, str]:
+        """What is out of range, by setting."""
+        return {
+            "max_rows": below(self.max_rows, 1),
+            "max_queue": below(self.max_queue, 0),
+            "max_tokens": below(self.max_tokens, 1),
+            "context": below(self.context, 2),
+        }
 
     def open(self) -> None: ...
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from pipeline.errors import OpenError, RequestError
-from pipeline.types import Depth, Device, Drafter, KVPolicy, Sequence, Target, Tier
+from pipeline.types import Device, KVPolicy, Sequence, Target
 from stages.limits.advisory import Advisory, length
 
 GB = 1e9
 MOST_GB = 1e9  # what a 64-bit number of bytes can say
+SHARE = 0.75  # of the machine's memory, what is proposed to who asks for more than all
 QUEUE_SHARE = (
     4  # of the room for saved states, what waits to be written gets at most one part in so many
 )
@@ -25,53 +26,42 @@ class Budget(Advisory):
     first, then rows of lower priority are parked. One that would not fit alone is refused with the
     arithmetic; an answer's ceiling is clamped to what fits, like to the context. The same number is
     MLX's own memory limit while this is open.
-    ValueError for settings out of range; OpenError where the model leaves no room for a row.
+    ValueError for settings out of range; OpenError where the model leaves no room for a row, or
+    the machine has less.
     """
 
     can = frozenset({"park"})
 
     def __init__(
-        self,
-        target: Target,
-        kv: KVPolicy,
-        depth: Depth,
-        drafter: Drafter,
-        draft_model: Target,
-        tier: list[Tier],
-        device: Device,
-        *,
-        memory_gb: float,
-        work_gb: float = 0.25,
-        max_rows: int = 8,
-        max_queue: int = 64,
-        max_tokens: int | None = None,
-        context: int | None = None,
+        self, device: Device, *parts: Any, memory_gb: float, work_gb: float = 0.25, **counts: Any
     ) -> None:
-        super().__init__(
-            target,
-            kv,
-            depth,
-            drafter,
-            draft_model,
-            tier,
-            max_rows=max_rows,
-            max_queue=max_queue,
-            max_tokens=max_tokens,
-            context=context,
-        )
-        if not 0 < memory_gb <= MOST_GB:
-            raise ValueError(
-                f"memory_gb: wants a number > 0, at most {MOST_GB:,.0f}, got {memory_gb}"
-            )
-        if not 0 <= work_gb < memory_gb:
-            raise ValueError(f"work_gb: wants 0 to less than memory_gb={memory_gb}, got {work_gb}")
-        self.target, self.device = target, device
+        """`parts` and `counts` are what `Advisory` takes."""
+        self.memory_gb, self.work_gb = memory_gb, work_gb
+        super().__init__(*parts, **counts)
+        self.device = device
         self.total, self.work = round(memory_gb * GB), round(work_gb * GB)
         self.enforced: Mapping[str, int] = {}
-        self._asked_context = context
+        self._asked_context = self.context
+
+    def wrong(self) -> dict[str, str]:
+        total, work = self.memory_gb, self.work_gb
+        bounded, room = 0 < total <= MOST_GB, 0 <= work < total
+        return {
+            **super().wrong(),
+            "memory_gb": ""
+            if bounded
+            else f"wants a number > 0, at most {MOST_GB:,.0f}, got {total}",
+            "work_gb": "" if room else f"wants 0 to less than memory_gb={total}, got {work}",
+        }
 
     def open(self) -> None:
         """Called when the models are open: from here on their weights are known."""
+        here = int(self.device.describe()["memory_bytes"])
+        if self.total > here:
+            raise OpenError(
+                f"limits.memory_gb: {self.memory_gb:g} is more than the {here / GB:.1f} that this machine "
+                f"has: nothing would be bounded. Try limits.memory_gb={SHARE * here / GB:.0f}."
+            )
         fitting = self._longest(self.target.context_len)
         if fitting < 2:
             raise OpenError(f"limits.memory_gb: no row of 2 tokens fits: {self._arithmetic(2)}")

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from pipeline.errors import at_least
+from pipeline.errors import below, refuse
 from pipeline.identity import digest
 from pipeline.types import Device, Dialect, LayerSpec, Sampling
 from stages.models.text.chat_template import ChatTemplate, template_source
@@ -50,15 +50,14 @@ class Fake:
         template: str | None = TEMPLATE,
         name: str = "fake",
     ):
-        for key, value, least in (
-            ("vocab_size", vocab_size, STATES),
-            ("context", context, 1),
-            ("layers", layers, 0),
-            ("seed", seed, 0),
-            ("eos_every", eos_every, 0),
-            ("delay_ms", delay_ms, 0),
-        ):
-            at_least(key, value, least)
+        refuse(
+            vocab_size=below(vocab_size, STATES),
+            context=below(context, 1),
+            layers=below(layers, 0),
+            seed=below(seed, 0),
+            eos_every=below(eos_every, 0),
+            delay_ms=below(delay_ms, 0),
+        )
         self.device, self.name, self.template = device, name, template
         self.vocab_size, self.context_len, self.layers = vocab_size, context, layers
         self.seed, self.eos_every, self.delay_ms = seed, eos_every, delay_ms

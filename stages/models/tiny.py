@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import at_least, nearest
+from pipeline.errors import below, nearest, refuse
 from pipeline.identity import digest
 from pipeline.types import Device
 from stages.models.loading.families import COMMON, FAMILIES
@@ -43,10 +43,12 @@ class Tiny(Local):
             raise ValueError(f"window: family {family} has no sliding window. Leave it out.")
         if layers is not None and family in MORE:
             raise ValueError(f"layers: family {family} has a fixed number of layers. Leave it out.")
-        at_least("window", window, 1)
-        at_least("layers", layers, config.min_layers)
-        at_least("seed", seed, 0)
-        at_least("head_size", head_size, 1)
+        refuse(
+            window=below(window, 1),
+            layers=below(layers, config.min_layers),
+            seed=below(seed, 0),
+            head_size=below(head_size, 1),
+        )
         super().__init__(
             device,
             path=family,

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
-from pipeline.errors import at_least, between
+from pipeline.errors import below, outside, refuse
 from pipeline.types import Sequence
 from stages.schedulers.fifo import Fifo
 
@@ -40,14 +40,17 @@ class Fair(Fifo):
         answer_tokens: int = 256,
         step_tokens: int | None = 256,
     ) -> None:
-        super().__init__(step_tokens=step_tokens)
         self.weights = dict(weights or {})
         least, most = WEIGHTS
         wrong = {name: w for name, w in self.weights.items() if not least <= w <= most}
-        if wrong:
-            raise ValueError(f"weights: wants {least:g} to {most:g}, got {wrong}")
-        self.priority_factor = between("priority_factor", priority_factor, 1, 16)
-        self.answer_tokens = at_least("answer_tokens", answer_tokens, 1)
+        refuse(
+            weights=f"wants {least:g} to {most:g}, got {wrong}" if wrong else "",
+            priority_factor=outside(priority_factor, 1, 16),
+            answer_tokens=below(answer_tokens, 1),
+            step_tokens=below(step_tokens, 1, "tokens"),
+        )
+        super().__init__(step_tokens=step_tokens)
+        self.priority_factor, self.answer_tokens = priority_factor, answer_tokens
         self.clock = 0.0
         self._charged: dict[Flow, float] = {}  # tag of the flow's last started request
         self._arrived: dict[int, tuple[Flow, float]] = {}  # id of who waits -> flow, clock then

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from pipeline.errors import below, refuse
 from pipeline.types import Sequence
 
 
@@ -16,8 +17,7 @@ class Fifo:
     can = frozenset[str]()
 
     def __init__(self, *, step_tokens: int | None = 256) -> None:
-        if step_tokens is not None and step_tokens < 1:
-            raise ValueError(f"step_tokens: wants >= 1 tokens, got {step_tokens}")
+        refuse(step_tokens=below(step_tokens, 1, "tokens"))
         self.step_tokens = step_tokens
 
     def open(self) -> None: ...

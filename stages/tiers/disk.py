@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import OpenError, at_least
+from pipeline.errors import OpenError, below, refuse
 from pipeline.types import KVPolicy, State, Target
 from stages.rows.state import check
 from stages.tiers.radix import WORD, pack, unpack
@@ -78,18 +78,21 @@ class Disk:
         timeout_s: float = 10.0,
         capture_mb_s: float = 64.0,
     ):
-        if not SMALLEST / 1e9 <= max_gb < float("inf"):
-            raise ValueError(f"max_gb: wants at least {SMALLEST / 1e9} (1 MiB), got {max_gb}")
-        at_least("segment_tokens", segment_tokens, 1)
-        at_least("reserve_gb", reserve_gb, 0)
-        at_least("queue_gb", queue_gb, 0)
-        at_least("timeout_s", timeout_s, 0.01)
+        enough = SMALLEST / 1e9 <= max_gb < float("inf")
+        refuse(
+            max_gb="" if enough else f"wants at least {SMALLEST / 1e9} (1 MiB), got {max_gb}",
+            segment_tokens=below(segment_tokens, 1),
+            reserve_gb=below(reserve_gb, 0),
+            queue_gb=below(queue_gb, 0),
+            timeout_s=below(timeout_s, 0.01),
+            capture_mb_s=below(capture_mb_s, 0.1),
+        )
         self.target, self.kv = target, kv
         self.root = Path(path).expanduser() if path else default_path()
         self.cap = round(max_gb * 1e9)
         self.segment_tokens, self.timeout_s = segment_tokens, timeout_s
         self.store = Store(self.root, self.cap, round(reserve_gb * 1e9), timeout_s)
-        most, rate = round(queue_gb * 1e9), at_least("capture_mb_s", capture_mb_s, 0.1) * 1e6
+        most, rate = round(queue_gb * 1e9), capture_mb_s * 1e6
         self.queue = Queue(self.store, most, timeout_s, self._lost, self._failed, rate)
         self.attempts = Attempts(self)
         self._rests_until = 0.0  # monotonic seconds

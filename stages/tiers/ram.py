@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from pipeline.errors import at_least
+from pipeline.errors import below, refuse
 from pipeline.types import Keeper, State
 from stages.rows.state import check, cut_range
 from stages.tiers.radix import WORD, Insertion, Node, Tree, check_tree, pack, tree_name, unpack
@@ -69,10 +69,13 @@ class Ram:
     can = frozenset({"sessions", "shrink", "watch"})
 
     def __init__(self, *, max_gb: float = 4.0, entry_bytes: int = 2048) -> None:
-        if not 0 < max_gb < float("inf"):
-            raise ValueError(f"max_gb: wants a number > 0, got {max_gb}")
+        bounded = 0 < max_gb < float("inf")
+        refuse(
+            max_gb="" if bounded else f"wants a number > 0, got {max_gb}",
+            entry_bytes=below(entry_bytes, 0),
+        )
         self.most = self.cap = round(max_gb * 1e9)
-        self.entry_bytes = at_least("entry_bytes", entry_bytes, 0)
+        self.entry_bytes = entry_bytes
         self._trees: dict[tuple[str, bool], Tree] = {}
         self._order: OrderedDict[Node, Tree] = OrderedDict()
         self._leases: list[Lease] = []
