@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.errors import RequestError, nearest
 from pipeline.grammars import KINDS, make_grammar
-from pipeline.types import Grammar, Request, Sampling
+from pipeline.types import Grammar, ReasoningBudget, Request, Sampling
 
 Prompt = str | Seq[int] | Seq[Mapping[str, Any]]
 
@@ -92,6 +92,10 @@ def _mapping(value: Mapping[str, Any]) -> dict[str, Any]:
     return {str(key): item for key, item in value.items()}
 
 
+def _budget(value: ReasoningBudget | int) -> ReasoningBudget:
+    return value if isinstance(value, ReasoningBudget) else ReasoningBudget(_exactly(int)(value))
+
+
 WHOLE = (_exactly(int), "a whole number")
 NUMBER = (_number, "a number")
 TEXT = (_exactly(str), "a text")
@@ -108,5 +112,6 @@ CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "stop": (_stops, "a text or a list of texts, none of them empty"),
     "logit_bias": (_bias, "a mapping of token ids to numbers"),
     "grammar": (_grammar, f"one of {', '.join(KINDS)} and its source: {{'regex': '[0-9]+'}}"),
+    "reasoning_budget": (_budget, "a whole number"),
     "template_args": (_mapping, "a mapping"),
 }

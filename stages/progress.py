@@ -31,6 +31,7 @@ def key_of(sequence: Sequence) -> str:
         "stop": list(request.stop),
         "logprobs": request.logprobs,
         "grammar": grammar,
+        "reasoning_budget": request.reasoning_budget and request.reasoning_budget.tokens,
         "ignore_eos": request.ignore_eos,
         "client": request.client,
     }

@@ -101,6 +101,10 @@ class Tokenize:
             value = getattr(request, name)
             if value is not None and (type(value) is not int or value < low):
                 raise RequestError(f"{name}: wants a whole number of at least {low}", param=name)
+        budget = request.reasoning_budget
+        if budget is not None and budget.tokens < 0:
+            message = f"{budget.field}: wants a whole number of at least 0"
+            raise RequestError(message, param=budget.field)
         seed = request.sampling.seed
         if seed is not None and type(seed) is not int:
             raise RequestError("seed: wants a whole number", param="seed")
@@ -131,7 +135,7 @@ class Tokenize:
     def _thinking(self, request: Request, sequence: Sequence) -> bool:
         """Whether the prompt opens a reasoning section. In a chat only the reply's header can: what
         users write of it does not count."""
-        if not (request.marks or request.grammar):
+        if not (request.marks or request.grammar or request.reasoning_budget):
             return False
         header = sequence.boundary if request.messages is not None else 0
         return self.target.tokenizer.dialect.opened(sequence.prompt_ids[header:])

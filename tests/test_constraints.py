@@ -14,6 +14,7 @@ from pipeline.errors import RequestError
 from pipeline.grammars import make_grammar
 from pipeline.types import NEUTRAL, Request, Sampling
 from stages.constraints.llguidance import LLGuidance
+from stages.constraints.none import Free
 from stages.constraints.reasoning import AfterReasoning, Marks
 from stages.models.fake import ByteTokens
 from stages.samplers.standard import Standard
@@ -297,3 +298,51 @@ def test_marks_of_several_tokens(constraint):
     row.restart([1, 50, 2])
     assert row.legal([51, 97, 98]) == 3
     assert row.legal([7, 51, 97]) == 3
+
+
+def test_a_budget_ends_the_reasoning():
+    """After its tokens only the end's mark may come; drafts are legal as far; what follows is free."""
+    scores, marks = np.ones(258, np.float32), Marks((1, 50), (2, 51))
+
+    def allowed(matcher):
+        return set(np.flatnonzero(np.isfinite(matcher.mask(scores))))
+
+    inside = AfterReasoning(Free(), marks, inside=True, budget=2)
+    assert inside.legal([9, 9, 9, 9]) == 2
+    assert inside.legal([9, 9, 2, 51, 9, 9]) == 6
+    assert inside.legal([9, 2, 2, 9]) == 2  # the second 2 would begin the mark anew
+    assert inside.forced(4) == []
+    for token, next_ in ((9, None), (8, {2}), (2, {51}), (51, None), (9, None)):
+        inside.push(token)
+        assert allowed(inside) == (next_ or set(range(258)))
+    inside.restart([9, 8])
+    assert inside.forced(4) == [2, 51]
+
+    opening = AfterReasoning(Free(), marks, inside=False, budget=0)
+    assert len(allowed(opening)) == 258
+    assert opening.legal([1, 50, 2, 51, 7]) == 5
+    assert opening.legal([1, 50, 7]) == 2
+    assert opening.legal([1, 7, 7]) == 3  # no section after all, and the answer is free
+    opening.push(1)
+    assert len(allowed(opening)) == 258
+    opening.push(50)
+    assert allowed(opening) == {2}
+
+
+def test_a_budget_holds_whatever_drafts(monkeypatch):
+    monkeypatch.setattr(Marks, "find", lambda tokenizer: Marks((60,), (62,)))
+    wanted = {"max_tokens": 24, "reasoning_budget": 5, "ignore_eos": True, "logit_bias": {62: -50}}
+    answers = []
+    speculative = ("flow=speculative", "drafter=ngram", "constraint=llguidance")
+    wrong = ("flow=speculative", ORACLE, "+drafter.wrong_every=3")
+    for overrides in (("flow=plain", "drafter=none"), speculative, wrong):
+        with serving(*overrides) as engine:
+            monkeypatch.setattr(type(engine.tokenizer.dialect), "opened", lambda *_: True)
+            answers.append(engine.generate(prompt_ids(20), **wanted)["token_ids"])
+    assert answers[0].index(62) == 5
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_a_budget_that_cannot_be_kept_is_refused():
+    with serving() as engine, pytest.raises(RequestError, match="reasoning_budget"):
+        engine.generate("hi", max_tokens=1, reasoning_budget=5)

@@ -17,11 +17,12 @@ from pipeline.server.conversation import Message, plain_messages
 from pipeline.server.errors import invalid
 from pipeline.server.logprobs import ChatLogprobs, Logprobs
 from pipeline.server.replies import Chunks
-from pipeline.server.schema import Body, Ceiling, Common, TemplateArgs, read
+from pipeline.server.schema import Body, Ceiling, Common, Count, TemplateArgs, read
 from pipeline.server.speech import CallBegins, CallText, Content, Piece, Reasoning
 from pipeline.server.thinking import Effort, thinking, unread
 from pipeline.server.tools import Choice, Name, Tool, bound, for_template, toolbox
 from pipeline.server.voices import Call, News, Voice
+from pipeline.types import ReasoningBudget
 
 
 class Named(Body):
@@ -52,6 +53,7 @@ class ChatBody(Common):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
+    thinking_budget: Count | None = None
     chat_template_kwargs: TemplateArgs = Field(default=None, validate_default=True)
 
 
@@ -64,9 +66,11 @@ class Chat:
         if body.top_logprobs and not body.logprobs:
             raise invalid("top_logprobs: needs logprobs to be true.", "top_logprobs")
         box = toolbox(body.tools or [], _choice(body))
-        args, level = thinking(body.reasoning_effort, bounds.dialect, "reasoning_effort")
+        args, budget = thinking(body.reasoning_effort, bounds.dialect, "reasoning_effort")
         args |= body.chat_template_kwargs
-        ignored += [*level, *unread(body.chat_template_kwargs, bounds.dialect)]
+        if body.thinking_budget is not None:
+            budget = ReasoningBudget(body.thinking_budget, "thinking_budget")
+        ignored += unread(body.chat_template_kwargs, bounds.dialect)
         if box:
             args["tools"] = for_template(box.shown)
         limit = (
@@ -79,6 +83,7 @@ class Chat:
             max_tokens=limit,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             template_args=args,
+            reasoning_budget=budget,
             marks=True,
         )
         base = bound(base, box, bounds.dialect)

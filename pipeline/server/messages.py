@@ -32,7 +32,7 @@ from pipeline.server.thinking import thinking
 from pipeline.server.tools import Choice, Function, Tool, Toolbox, bound, for_template, toolbox
 from pipeline.server.voices import Call, News, voices
 from pipeline.server.writer import frame
-from pipeline.types import Done, Grammar, Request, Sampling
+from pipeline.types import Done, Grammar, ReasoningBudget, Request, Sampling
 
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
 
@@ -60,6 +60,7 @@ class Messages:
             max_tokens=body.max_tokens,
             stop=tuple(body.stop_sequences or ()),
             grammar=_form(body),
+            reasoning_budget=_thinking(body, bounds)[1],
             template_args=args,
             marks=True,
             client=(body.metadata and body.metadata.user_id) or bounds.client,
@@ -101,17 +102,17 @@ def prompt(
 ) -> tuple[tuple[Plain, ...], dict[str, Any], Toolbox | None, list[str]]:
     """The chat, the template's arguments, the tools, and what has no effect."""
     box = toolbox([_tool(tool) for tool in body.tools or ()], _choice(body))
-    args, ignored = _thinking(body, bounds)
+    args, _ = _thinking(body, bounds)
     if box:
         args["tools"] = for_template(box.shown)
     messages = [{"role": "system", "content": _joined(body.system)}] if body.system else []
     messages += before
     for i, turn in enumerate(body.messages):
         messages += _plain(turn, f"messages[{i}]")
-    return tuple(named_results(messages)), args, box, [*check_neutral(body.model_extra), *ignored]
+    return tuple(named_results(messages)), args, box, check_neutral(body.model_extra)
 
 
-def _thinking(body: CountBody, bounds: Bounds) -> tuple[dict[str, Any], list[str]]:
+def _thinking(body: CountBody, bounds: Bounds) -> tuple[dict[str, Any], ReasoningBudget | None]:
     effort = body.output_config.effort if body.output_config else None
     config = body.thinking
     if config is None:
@@ -119,10 +120,11 @@ def _thinking(body: CountBody, bounds: Bounds) -> tuple[dict[str, Any], list[str
     if config.type == "disabled":
         return thinking("none", bounds.dialect, "thinking")
     if config.type == "adaptive" and not bounds.dialect.reasoning:
-        return {}, []  # as much as it can: none
-    args, ignored = thinking(effort or "high", bounds.dialect, "thinking")
-    ignored = ignored if effort else []
-    return args, ignored + (["thinking.budget_tokens"] if config.budget_tokens else [])
+        return {}, None  # as much as it can: none
+    args, level = thinking(effort or "high", bounds.dialect, "thinking")
+    if config.budget_tokens:
+        return args, ReasoningBudget(config.budget_tokens, "thinking.budget_tokens")
+    return args, level if effort else None
 
 
 def _form(body: CountBody) -> Grammar | None:

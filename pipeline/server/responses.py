@@ -42,7 +42,7 @@ from pipeline.server.schema import Body, read
 from pipeline.server.store import ResponseStore
 from pipeline.server.thinking import thinking
 from pipeline.server.tools import Choice, Function, Tool, bound, for_template, toolbox
-from pipeline.types import Grammar, Request, Sampling
+from pipeline.types import Grammar, ReasoningBudget, Request, Sampling
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Responses:
         items = _items(body.input)
         before = self._before(body.previous_response_id)
         history = named_results([*before, *_chat(items)])
-        args, ignored = _thinking(body, bounds)
+        args, budget = _thinking(body, bounds)
         box = toolbox([_tool(tool) for tool in body.tools or ()], _choice(body))
         if box:
             args["tools"] = for_template(box.shown)
@@ -74,6 +74,7 @@ class Responses:
             sampling=Sampling(body.temperature, body.top_p, seed=body.seed),
             max_tokens=body.max_output_tokens,
             grammar=_form(body),
+            reasoning_budget=budget,
             template_args=args,
             marks=True,
             client=body.user or bounds.client,
@@ -81,9 +82,9 @@ class Responses:
             session_id=body.session_id,
         )
         request = bound(request, box, bounds.dialect)
+        ignored = check_neutral(body.model_extra, {"prompt": ()})
         if body.priority and not bounds.priorities:
             ignored.append("priority")
-        ignored = [*check_neutral(body.model_extra, {"prompt": ()}), *ignored]
         base = Asked(request.id, (request,), body, 1, bool(body.stream), tuple(ignored), box)
         told = tuple(item.model_dump(exclude_none=True) for item in items)
         return AskedResponse(**vars(base), history=tuple(history), items=told)
@@ -224,6 +225,6 @@ def _form(body: ResponsesBody) -> Grammar | None:
     return None
 
 
-def _thinking(body: ResponsesBody, bounds: Bounds) -> tuple[dict[str, Any], list[str]]:
+def _thinking(body: ResponsesBody, bounds: Bounds) -> tuple[dict[str, Any], ReasoningBudget | None]:
     effort = body.reasoning.effort if body.reasoning else None
     return thinking(effort, bounds.dialect, "reasoning.effort")

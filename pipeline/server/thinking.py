@@ -5,31 +5,36 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pipeline.server.errors import invalid
-from pipeline.types import Dialect
+from pipeline.types import Dialect, ReasoningBudget
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 SWITCHES = ("enable_thinking", "thinking")  # of templates: true or false
 LEVEL = "reasoning_effort"
+# Tokens of reasoning where the template knows no levels; those above have no bound.
+BUDGETS = {"minimal": 256, "low": 1024, "medium": 4096, "high": 16384}
 
 
 def thinking(
     effort: Effort | None, dialect: Dialect, field: str
-) -> tuple[dict[str, Any], list[str]]:
-    """Arguments for the template, and what of the request has no effect. RequestError where the model
-    cannot think, or cannot be kept from it."""
+) -> tuple[dict[str, Any], ReasoningBudget | None]:
+    """Arguments for the template, and how long the reasoning may be. RequestError where the model cannot
+    think, or cannot be kept from it."""
     if effort is None:
-        return {}, []
+        return {}, None
     switch = next((name for name in SWITCHES if name in dialect.reads), None)
     level = LEVEL in dialect.reads
     if effort == "none":
         if dialect.reasoning and not switch and not level:
             raise invalid(f"{field}: this model always thinks.", field, "unsupported_value")
-        return ({switch: False} if switch else {LEVEL: effort} if level else {}), []
+        return ({switch: False} if switch else {LEVEL: effort} if level else {}), None
     if not (dialect.reasoning or switch or level):
         raise invalid(f"{field}: this model does not think.", field, "unsupported_value")
     args: dict[str, Any] = {switch: True} if switch else {}
-    return (args | {LEVEL: effort}, []) if level else (args, [f"{field}[level]"])
+    if level:
+        return args | {LEVEL: effort}, None
+    tokens = BUDGETS.get(effort)
+    return args, None if tokens is None else ReasoningBudget(tokens, field)
 
 
 def unread(args: dict[str, Any], dialect: Dialect) -> list[str]:

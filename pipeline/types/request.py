@@ -40,6 +40,15 @@ class Grammar:
     compact: bool = False  # JSON without white space between its tokens
 
 
+@dataclass(frozen=True)
+class ReasoningBudget:
+    """After so many tokens of reasoning its end mark is all that may come. `field` is what the request
+    called it, for its error."""
+
+    tokens: int
+    field: str = "reasoning_budget"
+
+
 NEUTRAL = Sampling(0.0, 1.0, 0, 0.0, 1.0, 0.0, 0.0, (), None)
 
 
@@ -56,6 +65,7 @@ class Request:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None  # None: off; n: the chosen token and the n best
     grammar: Grammar | None = None
+    reasoning_budget: ReasoningBudget | None = None  # None: as many as it takes
     prompt_logprobs: int | None = None  # None: off; n: every prompt token and the n best
     ignore_eos: bool = False  # go on after EOS (benchmarks)
     prefill_chunk: int | None = None  # tokens

@@ -16,7 +16,7 @@ import numpy as np
 from pipeline.errors import RequestError
 from pipeline.types import Grammar, Matcher, Request, Target
 from stages.constraints.none import Free
-from stages.constraints.reasoning import AfterReasoning, Marks
+from stages.constraints.reasoning import after_reasoning
 
 # Between the tokens of JSON; bounded, since weak models go on with white space for ever.
 SPACES = r"[ \n\r\t]{0,40}"
@@ -70,7 +70,7 @@ class LLGuidance:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._vocabulary: tuple[Target, Any, Marks | None] | None = None
+        self._vocabulary: tuple[Target, Any] | None = None
 
     def open(self) -> None:
         import llguidance
@@ -81,13 +81,9 @@ class LLGuidance:
         self._vocabulary = None
 
     def bind(self, request: Request, target: Target, thinking: bool) -> Matcher:
-        if request.grammar is None:
-            return Free()
-        tokens, marks = self._tokens(target)
-        matcher = self._compiled(request.grammar, tokens)
-        if marks is None:
-            return matcher
-        return AfterReasoning(matcher, marks, thinking)
+        grammar = request.grammar
+        matcher = Free() if grammar is None else self._compiled(grammar, self._tokens(target))
+        return after_reasoning(matcher, request.reasoning_budget, target.tokenizer, thinking)
 
     def _compiled(self, grammar: Grammar, tokens: Any) -> GrammarMatcher:
         try:
@@ -114,18 +110,17 @@ class LLGuidance:
             return str(maker.grammar_from_lark("start: " + " | ".join(words)))
         return str(self._library.grammar_from(grammar.kind, grammar.source))
 
-    def _tokens(self, target: Target) -> tuple[Any, Marks | None]:
+    def _tokens(self, target: Target) -> Any:
         """The target's vocabulary as the library wants it; built once, by the first who needs it."""
         with self._lock:
             if self._vocabulary is None or self._vocabulary[0] is not target:
-                marks = Marks.find(target.tokenizer)
                 tokens = self._library.LLTokenizer(
                     self._library.TokenizerWrapper(Vocabulary(target)),
                     n_vocab=target.vocab_size,
                     eos_token=sorted(target.eos_ids),
                 )
-                self._vocabulary = target, tokens, marks
-            return self._vocabulary[1:]
+                self._vocabulary = target, tokens
+            return self._vocabulary[1]
 
 
 class Vocabulary:

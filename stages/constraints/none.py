@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.errors import RequestError
 from pipeline.types import Matcher, Request, Target
+from stages.constraints.reasoning import after_reasoning
 
 
 class Free:
@@ -44,4 +45,4 @@ class NoConstraint:
                 f"{field}: this recipe takes no grammars; serve it with constraint=llguidance."
             )
             raise RequestError(message, param=field)
-        return Free()
+        return after_reasoning(Free(), request.reasoning_budget, target.tokenizer, thinking)

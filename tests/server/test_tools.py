@@ -9,6 +9,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from pipeline.types import ReasoningBudget
+
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 ADD = {
     "type": "function",
@@ -185,17 +187,25 @@ def test_history_reaches_the_template(engine, client):
 
 
 @pytest.mark.parametrize(
-    ("effort", "args", "warning"),
+    ("effort", "args", "budget"),
     [
         ("none", {"enable_thinking": False}, None),
-        ("low", {"enable_thinking": True}, "reasoning_effort[level]"),
+        ("low", {"enable_thinking": True}, ReasoningBudget(1024, "reasoning_effort")),
+        ("xhigh", {"enable_thinking": True}, None),
     ],
 )
-def test_effort_in_the_templates_words(engine, client, effort, args, warning):
+def test_effort_in_the_templates_words_or_as_a_budget(engine, client, effort, args, budget):
     raw = client.chat.completions.with_raw_response
     reply = raw.create(**ASK, reasoning_effort=effort)
     assert engine.requests[0].template_args == args
-    assert (warning or "None") in str(reply.headers.get("warning"))
+    assert engine.requests[0].reasoning_budget == budget
+    assert "warning" not in reply.headers
+
+
+def test_a_budget_wins_over_the_level(engine, client):
+    more = {"thinking_budget": 7}
+    client.chat.completions.create(**ASK, reasoning_effort="low", extra_body=more)
+    assert engine.requests[0].reasoning_budget == ReasoningBudget(7, "thinking_budget")
 
 
 @pytest.mark.parametrize(
