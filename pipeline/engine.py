@@ -18,8 +18,8 @@ from pipeline.asking import Prompt, make_request
 from pipeline.errors import BusyError, ClosedError, HeadraceError
 from pipeline.ownership import Ownership, Work
 from pipeline.results import collect, until_done
-from pipeline.scheduler import Turns, done
-from pipeline.trace import Telemetry, Totals
+from pipeline.scheduler import Turns
+from pipeline.trace import Telemetry, Totals, done
 from pipeline.types import (
     Accepted,
     Batch,

@@ -1,7 +1,8 @@
 """The turns of the owner thread: who starts, what runs, who leaves.
 
-One turn is at most one prefill chunk and one decode round; while rows decode, both share the
-scheduler's token budget, so that a long prompt does not stall them. Membership changes only between rounds
+One turn is one prefill chunk, or as many of short prompts as the scheduler's token budget has room for,
+and one decode round; while rows decode, they share that budget, so that a long prompt does not stall
+them. Membership changes only between rounds
 and in two steps, so that a failed preparation changes nothing. A fault in a step costs that batch
 its rows, which are rebuilt from the token lists. A rebuilt row runs one round alone before it joins
 others again: so a row that carries a fault fails without them, and every row gets on.
@@ -19,17 +20,14 @@ from pipeline.drafting import book_faults, guarded
 from pipeline.errors import HeadraceError
 from pipeline.parking import park, parked, restart
 from pipeline.siblings import share
-from pipeline.trace import Telemetry, Totals, count_round, enter, leave, speculation
+from pipeline.trace import Telemetry, Totals, count_round, done, enter, leave
 from pipeline.types import (
     Batch,
-    Done,
     Event,
     Failed,
-    PromptLogprob,
     Sequence,
     Stage,
     State,
-    Usage,
 )
 from pipeline.waiting import Waiting
 
@@ -80,12 +78,22 @@ class Turns:
             for group in self.waiting.take(self.running):
                 self._begin(group)
             self._make_way()
-        if batch := next((batch for batch in self.prefills if not reads(batch)), None):
-            self.prefills = deque(other for other in self.prefills if other is not batch)
-            batch.allowance = self._allowance()
-            self._guard(self._prefill, batch)
+        self._prefill_some()
         if self.active.sequences:
             self._guard(self._decode, self.active)
+
+    def _prefill_some(self) -> None:
+        """A chunk each of the first prompts, until the turn's tokens are used up."""
+        room = self._allowance()
+        for batch in [batch for batch in self.prefills if not reads(batch)]:
+            self.prefills = deque(other for other in self.prefills if other is not batch)
+            batch.allowance = room
+            self._guard(self._prefill, batch)
+            room = batch.allowance
+            if (
+                not room
+            ):  # None, nobody decodes: whoever is ready now need not wait for the next prompt
+                return
 
     def _allowance(self) -> int | None:
         """Prompt tokens this turn may take, so that who decodes need not wait long for the next."""
@@ -380,17 +388,3 @@ def _hopeless(sequence: Sequence, fault: Exception) -> bool:
 
 def _nobody(event: Event) -> None:
     """Where a concluded sequence delivers to."""
-
-
-def done(sequence: Sequence) -> Done:
-    """The last event of a sequence that did not fail."""
-    counts = len(sequence.prompt_ids), len(sequence.output_ids)
-    usage = Usage(*counts, sequence.cached_len, sequence.resumed_len)
-    timings = {**sequence.timings, "total": time.perf_counter() - sequence.submitted}
-    reason = "cancelled" if sequence.cancelled else sequence.finish_reason
-    assert reason is not None
-    scored: list[PromptLogprob | None] = list(sequence.prompt_logprobs)
-    if sequence.request.prompt_logprobs is not None and not sequence.cancelled:
-        scored = [None, *scored]
-    told = (timings, speculation(sequence), tuple(scored), sequence.stop_string)
-    return Done(reason, usage, sequence.seed, *told)

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.types import Batch, Sequence, Speculation
+from pipeline.types import Batch, Done, PromptLogprob, Sequence, Speculation, Usage
 
 
 class Telemetry:
@@ -132,3 +132,17 @@ def speculation(sequence: Sequence) -> Speculation:
         accepted_by_position=tuple(accepted),
         target_calls=counts.get("target_calls", 0),
     )
+
+
+def done(sequence: Sequence) -> Done:
+    """The last event of a sequence that did not fail."""
+    counts = len(sequence.prompt_ids), len(sequence.output_ids)
+    usage = Usage(*counts, sequence.cached_len, sequence.resumed_len)
+    timings = {**sequence.timings, "total": time.perf_counter() - sequence.submitted}
+    reason = "cancelled" if sequence.cancelled else sequence.finish_reason
+    assert reason is not None
+    scored: list[PromptLogprob | None] = list(sequence.prompt_logprobs)
+    if sequence.request.prompt_logprobs is not None and not sequence.cancelled:
+        scored = [None, *scored]
+    told = (timings, speculation(sequence), tuple(scored), sequence.stop_string)
+    return Done(reason, usage, sequence.seed, *told)

@@ -69,6 +69,8 @@ class ChunkedPrefill:
         width = min(width, max(1, room // len(batch.sequences)))
         if width:
             self._step(batch, goals, width)
+        if batch.allowance is not None:
+            batch.allowance = max(0, batch.allowance - width * len(goals))
         for sequence, goal in zip(batch.sequences, goals, strict=True):
             sequence.ready = len(sequence.processed_ids) == len(goal)
 

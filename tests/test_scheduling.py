@@ -82,7 +82,7 @@ def test_prompts_shrink_to_what_decoding_leaves_of_a_step(scheduler, widths):
     assert max(prefills) <= 19
 
 
-def test_between_two_rounds_there_is_one_chunk_however_many_prompts_wait(widths):
+def test_between_two_rounds_there_is_one_step_however_many_prompts_wait(widths):
     with serving("model.delay_ms=2", "drafter=none", "flow=plain", recipe="fake") as engine:
         seen = widths(engine)
         decoding = Running(engine, [70], max_tokens=2000)
@@ -91,9 +91,30 @@ def test_between_two_rounds_there_is_one_chunk_however_many_prompts_wait(widths)
         for run in long:
             run.result()
         decoding.ticket.cancel()
-    wide = [width > 1 for _, width in seen]
-    assert wide.count(True) >= 9  # 600 tokens in steps of 255, three times
-    assert not any(a and b for a, b in itertools.pairwise(wide))
+    steps = _steps(seen)
+    assert max(steps) == 255
+    assert sum(steps) >= 3 * 600
+
+
+def _steps(seen):
+    """Prompt tokens between two rounds."""
+    turns = itertools.groupby(seen, lambda one: one[1] > 1)
+    return [sum(rows * width for rows, width in passes) for wide, passes in turns if wide]
+
+
+def test_short_prompts_share_a_step(widths):
+    overrides = ("scheduler.step_tokens=100", "limits.max_rows=16", "model.delay_ms=2")
+    with serving(*overrides, "drafter=none", "flow=plain", recipe="fake") as engine:
+        seen = widths(engine)
+        with held(engine):
+            decoding = arrived(engine, Running(engine, [70], max_tokens=2000))
+            lengths = range(21, 30)
+            short = [arrived(engine, Running(engine, prompt_ids(n), max_tokens=1)) for n in lengths]
+        for run in short:
+            run.result()
+        decoding.ticket.cancel()
+    assert len(_steps(seen)) <= 4  # of nine prompts
+    assert max(_steps(seen)) <= 99
 
 
 def test_prompts_take_turns(widths):

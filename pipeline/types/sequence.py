@@ -141,7 +141,9 @@ class Batch:
     ahead: tuple[Round, Any, Any] | None = (
         None  # the next plain round, scores and taps, not launched
     )
-    allowance: int | None = None  # prompt tokens this step may take over all rows; None: no bound
+    allowance: int | None = (
+        None  # prompt tokens this step may still take over all rows; None: no bound
+    )
     draft_hidden: Any = None  # what the drafter's taps saw this round; None without taps
     clock: dict[str, float] = field(default_factory=dict)  # seconds by stage, of this batch
 
