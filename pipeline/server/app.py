@@ -19,7 +19,7 @@ from pipeline.server.endpoint import Generation
 from pipeline.server.errors import reply
 from pipeline.server.messages import Messages
 from pipeline.server.metrics import Metrics
-from pipeline.server.openapi import openapi
+from pipeline.server.openapi import Description
 from pipeline.server.responses import Responses
 from pipeline.server.settings import ServerSettings
 from pipeline.server.spans.provider import Tracing
@@ -49,7 +49,7 @@ def create_app(
     routes += [
         Route("/v1/responses/{name}", responses.stored, methods=["GET", "DELETE"]),
         Route("/v1/responses/{name}/input_items", responses.input_items),
-        Route("/openapi.json", openapi),
+        Route("/openapi.json", Description().answer),
         *_routes(Status(engine, metrics)),
     ]
     traced = [tracing.middleware(families)] if tracing else []

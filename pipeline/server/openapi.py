@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -58,8 +59,16 @@ def document() -> dict[str, Any]:
     }
 
 
-async def openapi(request: Request) -> Response:
-    return JSON(document())
+class Description:
+    """The endpoint. Making the document takes long enough to be felt by others, so it is made once."""
+
+    def __init__(self) -> None:
+        self._document: dict[str, Any] | None = None
+
+    async def answer(self, request: Request) -> Response:
+        if self._document is None:
+            self._document = await asyncio.to_thread(document)
+        return JSON(self._document)
 
 
 def _post(path: str, schema: Any) -> dict[str, Any]:
