@@ -4,7 +4,7 @@
     python -m stages.baseline serve DIR --port N --blas ours|shipped [--threads N]
 
 With `--blas ours` the BLAS that Headrace uses is made global before mlx is imported; `shipped` runs
-the wheel as it is installed. Nothing else differs.
+the wheel as it is installed. Nothing else differs; both may be called by 128 clients at once.
 """
 
 from __future__ import annotations
@@ -99,8 +99,13 @@ def serve(folder: str, port: int, device: Device) -> None:
     """mlx-lm's `main`, with its own defaults. The device is opened first: it loads the BLAS."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     device.open()
+    from http.server import ThreadingHTTPServer
+
     from mlx_lm import server
 
+    ThreadingHTTPServer.request_queue_size = (
+        128  # with its 5, some of 32 who come at once are reset
+    )
     sys.argv = ["mlx_lm.server", "--model", folder, "--port", str(port), "--log-level", "WARNING"]
     server.main()
 

@@ -32,6 +32,7 @@ from pipeline.lab import (
     lines_rivals,
     lines_rows,
     lines_saved,
+    lines_serving,
 )
 from pipeline.lab.contestants import Field, headrace, mlx_lm, threads_here
 from pipeline.lab.figures import Figure
@@ -49,6 +50,7 @@ LINES: tuple[Line, ...] = (
     *lines_paged.LINES,
     *lines_saved.LINES,
     *lines_rivals.LINES,
+    *lines_serving.LINES,
 )
 
 
@@ -56,6 +58,7 @@ def commands(folder: Path, threads: int) -> dict[str, list[str]]:
     """How each contestant is started."""
     return {
         "ours": headrace("smollm2", "drafter=none", threads=threads),
+        "ours32": headrace("smollm2", "drafter=none", "limits.max_rows=32", threads=threads),
         "ngram": headrace("smollm2", "drafter=ngram", "depth.max=16", threads=threads),
         "suffix": headrace("smollm2", "drafter=suffix", "depth.max=16", threads=threads),
         "suffix8": headrace("smollm2", "drafter=suffix", "depth.max=8", threads=threads),
