@@ -196,6 +196,8 @@ def test_missing_values_and_broken_references_are_all_listed(monkeypatch):
     assert text == [
         "model.path: must be set. Add model.path=VALUE",
         "limits.context: must be set. Add limits.context=VALUE",
+        "limits.chunk: ${stage.chunked_prefill.chunk} leads nowhere: Interpolation key "
+        "'nowhere.at_all' not found.",
         "server.port: the environment has no HEADRACE_TEST_PORT. Set it, or give a default: "
         "${oc.env:HEADRACE_TEST_PORT,DEFAULT}",
         "stage.chunked_prefill.chunk: ${nowhere.at_all} leads nowhere: Interpolation key "

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from targets import Cpu
 
+from pipeline.compose import compose
 from pipeline.errors import RequestError
+from pipeline.plan import plan
 from pipeline.types import LayerSpec, Request
 from stages.adapters.none import NoAdapters
 from stages.constraints.none import NoConstraint
@@ -25,7 +27,7 @@ NO_MODEL: Any = SimpleNamespace(weight_bytes=0)
 
 
 def advisory(**settings: Any) -> Advisory:
-    part: Any = None
+    part: Any = SimpleNamespace(max=0)
     return Advisory(part, part, part, part, part, [], **settings)
 
 
@@ -70,6 +72,11 @@ def test_settings_out_of_range_are_named(setting, value, message):
         advisory(**{setting: value})
 
 
+def test_the_chunk_that_is_billed_is_the_stages():
+    planned = plan(compose("fake", ["limits=budget", "stage.chunked_prefill.chunk=4096"]))
+    assert planned.parts["limits"].settings["chunk"] == 4096
+
+
 def test_fifo_keeps_the_order_of_arrival():
     waiting: list[Any] = [object() for _ in range(5)]
     order = Fifo().order(waiting, waiting[:1])
@@ -88,21 +95,30 @@ def test_null_parts_do_nothing():
         assert part.can == frozenset()
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "llama4", "qwen3_next", "mamba2"])
-def test_a_row_holds_what_is_billed_and_not_much_less(family, tmp_path):
+def estimate(target: Any, kv: Any, depth: int, drafter: Any = None, chunk: int = 512) -> Any:
+    most = SimpleNamespace(max=depth)
+    return Estimate(target, kv, most, drafter or SimpleNamespace(), NO_MODEL, chunk)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("family", "chunk"),
+    [*((name, 300) for name in ("llama", "gemma3", "gpt_oss", "llama4", "qwen3_next", "mamba2")),
+     ("gemma3", 1100), ("gpt_oss", 1100)],
+)  # fmt: skip
+def test_a_row_holds_what_is_billed_and_not_much_less(family, chunk, tmp_path):
     """Windows, states of a fixed size and buffers that grow in steps, under kv=native."""
     target = Tiny(Cpu(), family=family, cache_dir=str(tmp_path))
     target.open()
-    bill: Any = Estimate(target, Native(), SimpleNamespace(max=4), SimpleNamespace(), NO_MODEL)
+    bill = estimate(target, Native(), 4, chunk=chunk)
     rows = Native().rows(target, 5)
     rows.prepare_append([None]).commit()
-    for start in range(0, 1800, 300):
-        round = rows.begin([[5 + (start + i) % 90 for i in range(300)]])
+    for start in range(0, max(1800, 2 * chunk), chunk):
+        round = rows.begin([[5 + (start + i) % 90 for i in range(chunk)]])
         round.launch(target.hidden(round.tokens_BW, round.caches))
-        round.resolve([300])
+        round.resolve([chunk])
     fixed = bill.row(0)
     assert (fixed > 0) == (family in ("qwen3_next", "mamba2"))
-    assert rows.nbytes() - fixed // STATES <= bill.row(1800) - fixed <= 2 * rows.nbytes()
+    assert rows.nbytes() - fixed // STATES <= bill.row(rows.lengths[0]) - fixed <= 2 * rows.nbytes()
     target.close()
 
 
@@ -120,14 +136,14 @@ def test_windows_are_billed_apart_whatever_the_policy_asks_for_them():
 
     kv: Any = SimpleNamespace(bytes_per_token=token_bytes)
     drafter: Any = SimpleNamespace(weight_bytes=7, bytes_per_token=2.0)
-    bill = Estimate(target, kv, SimpleNamespace(max=3), drafter, NO_MODEL)
+    bill = estimate(target, kv, 3, drafter)
     assert bill.row(256) == 256 * (20 + 3 + 2)
     assert bill.row(25600) == 25600 * (20 + 2) + 3 * (8 + 4 + 1024)
     assert bill.of([1], []) == {
         "weights_bytes": 7, "drafter_weights_bytes": 7, "rows_bytes": 256 * 25, "parked_bytes": 0,
     }  # fmt: skip
     blocks: Any = SimpleNamespace(bytes_per_token=token_bytes, block_tokens=32)
-    paged = Estimate(target, blocks, SimpleNamespace(max=3), drafter, NO_MODEL)
+    paged = estimate(target, blocks, 3, drafter)
     assert paged.rows([1, 33]) == (32 + 64) * 23 + 2 * 2 * 256 * 2  # drafters have buffers
 
 
@@ -135,9 +151,8 @@ def test_what_paged_keeps_in_buffers_is_billed_as_buffers():
     """As long as the longest row and twice: a latent layer beside a full one, 8 bytes a token each."""
     specs = tuple(LayerSpec(kind, 0, f"{kind}:1x1:float32") for kind in ("full", "latent"))
     target: Any = SimpleNamespace(specs=specs, weight_bytes=0)
-    none: Any = SimpleNamespace(max=0)
-    blocks = Estimate(target, Paged(block_tokens=32), none, none, NO_MODEL)
+    blocks = estimate(target, Paged(block_tokens=32), 0)
     assert blocks.row(1) == 32 * 8 + 256 * 8
     assert blocks.rows([1, 300]) == (32 + 320) * 8 + 2 * 2 * 512 * 8
-    plain = Estimate(target, Native(), none, none, NO_MODEL)
+    plain = estimate(target, Native(), 0)
     assert plain.rows([1, 300]) == 2 * 2 * 512 * 16

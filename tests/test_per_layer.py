@@ -64,7 +64,6 @@ def test_the_order_of_a_map_and_what_it_leaves_to_defaults_do_not_change_what_it
         ("{}", "is no list"),
         ("[1]", "is no list"),
         ("[", "cannot be read"),
-        ([], "it lists no layer"),
         ([{"layer_idx": 1, "bits": 7}], "layer 1: k_bits: there are kernels for .* not for 7"),
         ([{"layer_idx": 1, "bits": 0}], "not for 0"),
         ([{"layer_idx": 1, "bits": 4, "group_size": 48}], "layer 1: group_size: wants .* got 48"),
@@ -88,6 +87,17 @@ def test_maps_of_another_model_are_refused(policy, target, tmp_path):
     hybrid = opened(Tiny(Cpu(), family="qwen3_next", head_size=64, cache_dir=str(tmp_path)))
     with pytest.raises(OpenError, match=r"lists layers \[0\].*can be: \[1, 3\]"):
         policy([{"layer_idx": 0, "bits": 4}, {"layer_idx": 1, "bits": 4}]).rows(hybrid, 4)
+
+
+def test_a_map_of_nothing_is_for_models_that_have_nothing_to_code(policy, target, tmp_path):
+    """As with any other policy, what is kept is said; where layers could be coded it is a mistake."""
+    with pytest.raises(OpenError, match=r"lists no layer; of .* can be coded: \[0, 1, 2, 3\]"):
+        policy([]).rows(target, 4)
+    latent = opened(Tiny(Cpu(), family="deepseek_v3", cache_dir=str(tmp_path)))
+    made = policy([])
+    assert made.rows(latent, 4).size == 0
+    told = made.coverage(latent)
+    assert (told["covered"], sum(told["kept"].values())) == (0, len(latent.specs))
 
 
 def test_no_such_map():

@@ -95,11 +95,15 @@ def test_our_text_is_long_enough_for_every_length():
 
 @pytest.mark.real
 def test_what_coded_policies_cost_on_a_real_model():
-    """Promised: KL of kv8 at most 0.01, of kv4 at most 0.3."""
-    asked = quality.asked("smollm2", [], ["kv8", "kv4"])
+    """Promised: KL of kv8 at most 0.01, of kv4 at most 0.3, k8v3 between them."""
+    names = ("kv8", "turboquant", "per_layer", "rotated", "kv4")
+    asked = quality.asked("smollm2", [], names)
     text = "\n\n".join(map(read, ("survey", "mill")))
-    eight, four = quality.measure(asked, text, (32, 128), print)["outcomes"]
+    outcomes = quality.measure(asked, text, (32, 128), print)["outcomes"]
+    eight, k8v3, mapped, rotated, four = outcomes
     assert 0 < eight.whole.kl <= 0.01 < four.whole.kl <= 0.3
+    for between in (k8v3, mapped, rotated):
+        assert eight.whole.kl < between.whole.kl < four.whole.kl
     assert eight.whole.top1 >= 0.97 and 0.7 <= four.whole.top1 < 1
     assert eight.whole.native_perplexity == pytest.approx(four.whole.native_perplexity)
     assert eight.whole.perplexity == pytest.approx(eight.whole.native_perplexity, rel=0.01)

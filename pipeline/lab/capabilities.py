@@ -179,7 +179,7 @@ def layer_map(target: Any, folder: Path) -> Path:
     own = [i if spec.group < 0 else spec.group for i, spec in enumerate(target.specs)]
     numbers = {layer: number for number, layer in enumerate(dict.fromkeys(own))}
     kinds = zip(own, target.specs, strict=True)
-    layers = [numbers[layer] for layer, s in kinds if s.kind in ("full", "sliding")]
+    layers = [numbers[layer] for layer, s in kinds if s.codable]
     entries = [{"layer_idx": i, "bits": 8 - 4 * (i % 2), "group_size": 64} for i in layers]
     file = folder / f"{target.name}.json"
     file.write_text(json.dumps(entries), encoding="utf-8")

@@ -166,6 +166,12 @@ class LayerSpec:
     group: int = -1  # composite: specs of one model layer that keeps several states share a number
     keep: int = 0  # sinks only: first tokens that every query sees, beside its window
 
+    @property
+    def codable(self) -> bool:
+        """Whether a policy may store its keys and values in another way: as codes, or in blocks. Latents
+        are small already, recurrent state is no list of tokens, other windows nobody has written."""
+        return self.kind in ("full", "sliding")
+
 
 @dataclass(frozen=True)
 class LayerSlice:

@@ -17,7 +17,6 @@ from stages.rows.layouts import LAYOUTS
 from stages.rows.quantized import QuantizedLayout
 from stages.rows.rows import LayeredRows
 
-CODED = ("full", "sliding")  # latents are small already, and recurrent state is no list of tokens
 Pair = tuple[Scheme, Scheme]  # of keys, of values
 
 
@@ -105,7 +104,7 @@ def coded_bytes(shape: Shape, keys: Scheme, values: Scheme) -> float:
 
 def all_coded(target: Target, keys: Scheme, values: Scheme) -> dict[int, Pair]:
     """Every full and sliding layer, alike."""
-    return {i: (keys, values) for i, spec in enumerate(target.specs) if spec.kind in CODED}
+    return {i: (keys, values) for i, spec in enumerate(target.specs) if spec.codable}
 
 
 def checked(scheme: Scheme) -> Scheme:

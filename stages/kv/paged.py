@@ -16,7 +16,6 @@ from stages.kv.scheme import Scheme
 from stages.kv.shapes import KEPT, coverage
 from stages.rows.attention import AttentionLayout
 from stages.rows.blocks import Pool
-from stages.rows.layouts import PAGED
 from stages.rows.paged import paged_rows
 
 MOST_TOKENS = (
@@ -73,7 +72,7 @@ class Paged:
     def pools(self, target: Target) -> dict[int, Pool]:
         """By window; full layers have window 0."""
         if target not in self._pools:
-            windows = {spec.window for spec in target.specs if spec.kind in PAGED}
+            windows = {spec.window for spec in target.specs if spec.codable}
             self._pools[target] = {window: Pool(self.block_tokens) for window in windows}
         return self._pools[target]
 
@@ -82,6 +81,6 @@ class Paged:
         return self.stored.bytes_per_token(target)
 
     def coverage(self, target: Target) -> Mapping[str, Any]:
-        paged = [i for i, spec in enumerate(target.specs) if spec.kind in PAGED]
+        paged = [i for i, spec in enumerate(target.specs) if spec.codable]
         why = {kind: reason.replace("not coded", "not paged") for kind, reason in KEPT.items()}
         return coverage(target, paged, self.bytes_per_token(target), why)

@@ -10,18 +10,18 @@ from typing import Any
 
 from pipeline.errors import OpenError
 from pipeline.types import LayerSpec, Target
-from stages.kv.coded import CODED, Coded, Pair
+from stages.kv.coded import Coded, Pair
 from stages.kv.scheme import Scheme
 
 MAPS = Path(__file__).parent / "maps"  # shipped, by name
 KEYS = ("layer_idx", "bits", "k_bits", "v_bits", "group_size")
 GROUP = 64  # where an entry says none
-EMPTY = "it lists no layer; a model without layers to code takes kv=native"
 
 
 class PerLayer(Coded):
     """`map`: a file, or the name of one in stages/kv/maps/. A JSON list of {layer_idx, bits,
-    group_size}; `k_bits` and `v_bits` say more than `bits` does; layers not listed are kept.
+    group_size}; `k_bits` and `v_bits` say more than `bits` does; layers not listed are kept. An empty one
+    is for models that have nothing to code.
 
     `layer_idx` counts the layers that keep state, in the model's order (as the published format's
     servers look it up); a layer that keeps several states has one number."""
@@ -50,20 +50,23 @@ class PerLayer(Coded):
 
     def pairs(self, target: Target) -> Mapping[int, Pair]:
         places = list(numbered(target.specs))
-        kinds: dict[int, set[str]] = {}
-        for place, spec in zip(places, target.specs, strict=True):
-            kinds.setdefault(place, set()).add(spec.kind)
-        unfit = [i for i in self.entries if not kinds.get(i, set()) & set(CODED)]
+        pairs = zip(places, target.specs, strict=True)
+        fit = list(dict.fromkeys(place for place, spec in pairs if spec.codable))
+        unfit = [i for i in self.entries if i not in fit]
         if unfit:
-            fit = [i for i, kind in kinds.items() if kind & set(CODED)]
             raise OpenError(
                 f"kv.map: {self.map} lists layers {sorted(unfit)}, which {target.name} does not have or "
-                f"which keep no keys and values to code. It has {len(kinds)} layers; these can be: {fit}."
+                f"which keep no keys and values to code. It has {len(set(places))} layers; these can be: {fit}."
+            )
+        if fit and not self.entries:
+            raise OpenError(
+                f"kv.map: {self.map} lists no layer; of {target.name} these can be coded: {fit}. "
+                "List some, or leave them all as they are: kv=native."
             )
         return {
             index: self.entries[place]
             for index, (place, spec) in enumerate(zip(places, target.specs, strict=True))
-            if place in self.entries and spec.kind in CODED
+            if place in self.entries and spec.codable
         }
 
 
@@ -93,8 +96,8 @@ def _entries(where: str, listed: list[Mapping[str, Any]]) -> dict[int, Pair]:
     if not said:
         counts = Counter(entry["layer_idx"] for entry in listed)
         said = [f"layer {index} is there {n} times" for index, n in counts.items() if n > 1]
-    if said or not listed:
-        raise OpenError(f"{where}: {'; '.join(said) or EMPTY}.")
+    if said:
+        raise OpenError(f"{where}: {'; '.join(said)}.")
     return {entry["layer_idx"]: _pair(entry) for entry in listed}
 
 

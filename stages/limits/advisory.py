@@ -16,8 +16,8 @@ class Advisory:
 
     `max_rows`: requests that decode together. `max_queue`: requests that wait; more get 429.
     `max_tokens`: cap on every answer. `context`: cap on prompt and answer together, where it should
-    be below the model's own. ValueError names a setting that is out of range. What rows may come to
-    need is shown in /stats and holds nobody up.
+    be below the model's own. `chunk`: what prefill feeds at once, for the estimate. ValueError names
+    settings that are out of range. What rows may come to need is shown in /stats and holds nobody up.
     """
 
     can = frozenset[str]()
@@ -35,12 +35,13 @@ class Advisory:
         max_queue: int = 64,
         max_tokens: int | None = None,
         context: int | None = None,
+        chunk: int = 512,
     ) -> None:
         self.max_rows, self.max_queue = max_rows, max_queue
-        self.max_tokens, self.context = max_tokens, context
+        self.max_tokens, self.context, self.chunk = max_tokens, context, chunk
         refuse(**self.wrong())
         self.target, self.tiers = target, tier
-        self.estimate = Estimate(target, kv, depth, drafter, draft_model)
+        self.estimate = Estimate(target, kv, depth, drafter, draft_model, chunk)
 
     def wrong(self) -> dict[str, str]:
         """What is out of range, by setting."""
@@ -49,6 +50,7 @@ class Advisory:
             "max_queue": below(self.max_queue, 0),
             "max_tokens": below(self.max_tokens, 1),
             "context": below(self.context, 2),
+            "chunk": below(self.chunk, 1),
         }
 
     def open(self) -> None: ...

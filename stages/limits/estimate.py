@@ -8,20 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.types import Depth, Drafter, KVPolicy, LayerSpec, Target
-from stages.rows.frame import capacity
-from stages.rows.layouts import PAGED
+from stages.rows.frame import STEP, capacity
 from stages.rows.recurrent import slots
 from stages.rows.state import is_exact
 
-SLACK = (
-    1024  # tokens a sliding layer may hold beyond its window: a chunk, and what it drops at once
-)
 STATES = 3  # of a recurrent layer: held, that of the round's start, and that of a round ahead
 
 
 class Estimate:
     """Bills weights and rows from the policy's own bytes a token, window by window.
 
+    A window is billed with what it may hold beyond: `chunk` is the most that prefill feeds at once.
     Rows of one batch share buffers, so every row is billed the longest one's length, rounded up to
     what buffers grow by. More than one row is billed twice: while a row joins, the buffers it joins
     exist beside those it came from. What lies in blocks (a policy with `block_tokens`) has neither:
@@ -30,13 +27,21 @@ class Estimate:
     """
 
     def __init__(
-        self, target: Target, kv: KVPolicy, depth: Depth, drafter: Drafter, draft_model: Target
+        self,
+        target: Target,
+        kv: KVPolicy,
+        depth: Depth,
+        drafter: Drafter,
+        draft_model: Target,
+        chunk: int,
     ) -> None:
         self.target, self.kv, self.depth = target, kv, depth
         self.drafter, self.draft_model = drafter, draft_model
         self.block = int(getattr(kv, "block_tokens", 0))
         start = int(getattr(kv, "start", 0))
-        self.early = capacity(start + depth.max + 1) + SLACK if start else 0  # tokens kept twice
+        # beyond a window: a round or a chunk, what is let go only once it is so much, rounding up
+        self.slack = depth.max + 1 + chunk + 2 * STEP
+        self.early = capacity(start) + STEP + self.slack if start else 0  # tokens kept twice
 
     @property
     def weights(self) -> int:
@@ -60,16 +65,16 @@ class Estimate:
 
     def _buffers(self, tokens: int) -> int:
         """Of all else: what is held by tokens, by state, and for the drafter."""
-        whole, width = capacity(tokens), self.depth.max + 1
+        whole = capacity(tokens)
         drafts = math.ceil(float(getattr(self.drafter, "bytes_per_token", 0.0)) * whole)
-        fixed = sum(_fixed(spec, width) for spec in self.target.specs)
+        fixed = sum(_fixed(spec, self.slack) for spec in self.target.specs)
         return drafts + fixed + self._layers(False, whole)
 
     def _layers(self, in_blocks: bool, whole: int) -> int:
         """Bytes of `whole` tokens in the layers that lie in blocks, or in the others."""
-        held, width = 0.0, self.depth.max + 1
+        held = 0.0
         for window in {spec.window for spec in self.target.specs}:
-            most = window + width + SLACK if window else math.inf
+            most = window + self.slack if window else math.inf
             only = self._only(window, in_blocks)
             held += self.kv.bytes_per_token(only) * min(whole, most)
             held += self._early_bytes(only) * min(whole, most, self.early)
@@ -103,7 +108,7 @@ class Estimate:
         """A model in which layers with another window, or that lie elsewhere, have no heads."""
 
         def wanted(spec: LayerSpec) -> bool:
-            return spec.window == window and in_blocks == bool(self.block and spec.kind in PAGED)
+            return spec.window == window and in_blocks == bool(self.block and spec.codable)
 
         specs = tuple(
             spec if is_exact(spec) or wanted(spec) else _headless(spec)
@@ -128,7 +133,7 @@ def _headless(spec: LayerSpec) -> LayerSpec:
     return replace(spec, signature=f"{spec.kind}:0x0:{dtype}")
 
 
-def _fixed(spec: LayerSpec, width: int) -> int:
+def _fixed(spec: LayerSpec, slack: int) -> int:
     """Bytes a row takes in a layer whose state does not grow with its tokens; 0 for others."""
     if spec.kind == "recurrent":
         return STATES * sum(math.prod(shape) * dtype.size for shape, dtype in slots(spec))
@@ -136,4 +141,4 @@ def _fixed(spec: LayerSpec, width: int) -> int:
         return 0
     heads, size = map(int, spec.signature.split(":")[1].split("+")[0].split("x"))
     item = 4 if spec.signature.endswith("float32") else 2
-    return 2 * heads * size * item * (spec.keep + spec.window + width + SLACK)
+    return 2 * heads * size * item * (spec.keep + spec.window + slack)

@@ -19,4 +19,3 @@ LAYOUTS: Mapping[str, Callable[[LayerSpec, int], Any]] = {  # kind -> (spec, max
     "latent": AttentionLayout,  # the latent stands in for keys, the rotary part for values
     "recurrent": RecurrentLayout,
 }
-PAGED = ("full", "sliding")  # kinds of layers that can lie in blocks

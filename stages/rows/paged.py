@@ -19,7 +19,7 @@ from pipeline.types import Change, LayerSpec, State
 from stages.rows.attention import AttentionLayout
 from stages.rows.blocks import Key, Pages, Pool, words
 from stages.rows.frame import Frame
-from stages.rows.layouts import LAYOUTS, PAGED
+from stages.rows.layouts import LAYOUTS
 from stages.rows.rows import LayeredRows
 from stages.rows.state import layer_range, pieces, plain, since
 from stages.rows.tables import Book, Joining, Plan, Table
@@ -236,7 +236,7 @@ def paged_rows(
     books: dict[int, Book] = {}
     layouts: list[Any] = []
     for index, spec in enumerate(specs):
-        if spec.kind not in PAGED:
+        if not spec.codable:
             layouts.append(LAYOUTS[spec.kind](spec, max_width))
             continue
         leads = spec.window not in books

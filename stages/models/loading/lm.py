@@ -20,7 +20,7 @@ from stages.models.loading.paths import checkpoint_files
 from stages.models.loading.precision import lay_out
 from stages.models.loading.ragged import prove_ragged
 from stages.models.loading.rounding import BITS, squeeze
-from stages.models.loading.routing import CODED, route, watch
+from stages.models.loading.routing import route, watch
 from stages.models.loading.split import SplitModel
 from stages.models.loading.taps import TappedModel
 from stages.models.text.chat_template import template_file
@@ -150,7 +150,7 @@ class MLXTarget:
         make_ragged(split)
         if any(spec.kind == "recurrent" for spec in self.specs):
             make_replayable(split, lambda: make_prompt_cache(model))
-        attention = {i for i, spec in enumerate(self.specs) if spec.kind in CODED}
+        attention = {i for i, spec in enumerate(self.specs) if spec.codable}
         self.can = frozenset({"attend"} if attention <= asked else ())
         prove_ragged(split, self.specs)
         parameters = [array for _, array in tree_flatten(model.parameters())]

@@ -17,7 +17,6 @@ import mlx.nn as nn
 
 from stages.models.loading.layers import leaves
 
-CODED = ("full", "sliding")  # kinds of layers whose cache may want to be asked
 NAME = "scaled_dot_product_attention"
 
 
