@@ -28,11 +28,17 @@ def package_folder(name: str) -> Path:
 def load_yaml(path: Path) -> Any:
     """The file's plain data; ConfigError with the line for bad YAML, repeated keys included."""
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
-    except yaml.YAMLError as error:
-        raise ConfigError([Problem(str(path), f"not valid YAML: {error}")]) from None
+        return read_yaml(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from None
+
+
+def read_yaml(text: str, where: str) -> Any:
+    """As `load_yaml`, of a text that was found at `where`."""
+    try:
+        return yaml.load(text, Loader=_UniqueKeys)
+    except yaml.YAMLError as error:
+        raise ConfigError([Problem(where, f"not valid YAML: {error}")]) from None
 
 
 def dump_yaml(value: Any) -> str:

@@ -5,7 +5,7 @@
     │   └── GraphError   the stages do not fit together                exit 2, all problems listed
     ├── OpenError        a part could not be opened (missing package, folder, wrong pairing)   exit 2
     ├── RequestError     one request is wrong: HTTP 400 / 413, with `param` and `code`
-    ├── BusyError        the queue is full: HTTP 429 with Retry-After
+    ├── BusyError        too much at once: HTTP 429 with Retry-After
     └── ClosedError      the engine has stopped or failed: HTTP 503
 
 Anything else that escapes is our fault: exit 1, HTTP 500.
@@ -62,11 +62,11 @@ class RequestError(HeadraceError):
 
 
 class BusyError(HeadraceError):
-    """The queue is full; try again after `retry_after_s` seconds."""
+    """The queue is full, or `code` says what else; try again after `retry_after_s` seconds."""
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0):
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, code: str = "queue_full"):
         super().__init__(message)
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.code = retry_after_s, code
 
 
 class ClosedError(HeadraceError):

@@ -12,6 +12,7 @@ from support import prompt_ids, serving
 from test_disk_tier import files, opened, written
 
 from pipeline.cli import main
+from pipeline.server.local import SocketConnection
 from pipeline.server.run import serve_in_thread
 from pipeline.server.settings import ServerSettings
 from tests.truth import FULL, capture
@@ -123,19 +124,22 @@ def test_no_disk_tier_is_said(capsys):
 
 def test_a_flush_over_http_tells_the_truth(tmp_path):
     disk = ("tier=[ram,disk]", f"tier.disk.path={tmp_path}", "tier.disk.reserve_gb=0")
-    with serving(*disk) as engine, serve_in_thread(engine, ServerSettings(port=0)) as url:
+    admin = tmp_path / "admin"
+    settings = ServerSettings(socket=str(admin))
+    with serving(*disk) as engine, serve_in_thread(engine, settings):
         engine.generate(prompt_ids(40), max_tokens=4)
-        assert flush(url)[0] == 200
-        status, report = flush(url)
+        assert flush(admin)[0] == 200
+        assert main(["cache", "flush", "fake", f"server.socket={admin}"]) == 0
+        status, report = flush(admin)
         assert (status, report["durable"], report["missing"]) == (200, True, 0)
         assert engine.stats()["spill"]["dirty"] == 0
         engine.pipeline.parts["tier"][1].store.reserve = 1 << 60
         engine.generate(prompt_ids(40, seed=3), max_tokens=4)
-        status, report = flush(url)
+        status, report = flush(admin)
         assert (status, report["durable"]) == (503, False)
         assert report["failed"] >= 1
         engine.pipeline.parts["tier"][1].store.reserve = 0
-        status, report = flush(url)
+        status, report = flush(admin)
         assert (status, report["durable"]) == (200, True), "what failed stayed dirty"
 
 
@@ -156,6 +160,8 @@ def send(url, method, path):
     return connection.getresponse()
 
 
-def flush(url):
-    reply = send(url, "POST", "/admin/cache/flush")
+def flush(path):
+    connection = SocketConnection(path)
+    connection.request("POST", "/admin/cache/flush")
+    reply = connection.getresponse()
     return reply.status, json.load(reply)

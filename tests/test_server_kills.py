@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 from support import serving
 
+from pipeline.server.local import SocketConnection
+
 ROOT = Path(__file__).parents[1]
 KILLS = int(os.environ.get("HEADRACE_KILLS", "20"))
 MODEL = ("model.layers=4", "drafter=none")
@@ -60,7 +62,9 @@ class Server:
     """A serving process on the folder."""
 
     def __init__(self, forker: subprocess.Popen, folder: Path):
+        self.admin = f"{folder}.socket"  # a killed server leaves it: the next one replaces it
         words = ["serve", "fake", *MODEL, *SMALL, f"tier.disk.path={folder}", "server.port=0"]
+        words.append(f"server.socket={self.admin}")
         self.folder, self.says = folder, forker.stdout
         forker.stdin.write(json.dumps(words) + "\n")
         forker.stdin.flush()
@@ -79,7 +83,7 @@ class Server:
         while True:
             try:
                 if rng.random() < 0.2:
-                    connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
+                    connection = SocketConnection(self.admin)
                     connection.request("POST", "/admin/cache/flush")
                     connection.getresponse().read()
                     connection.close()

@@ -19,6 +19,7 @@ VERBS = {
     "serve": "serve a recipe, or exactly what a lock describes, over an OpenAI-compatible HTTP API",
     "lock": "write down what was tested: configuration, files, versions, machine, answers to probes",
     "replay": "ask a lock's probes again and compare every token",
+    "key": "make an API key: the key itself, once, and the line for the file of server.keys",
     "cache": "look at, check, collect, flush or compute ahead the saved states on disk",
     "doctor": "which device and BLAS are in use, and how fast they are",
     "demo": "graph, server, one streamed answer, and where the time went",

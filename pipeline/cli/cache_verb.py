@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-import http.client
 import json
+import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.cli.arguments import UsageError, add_recipe
+from pipeline.server.local import admin_connection
 
 ACTIONS = ("ls", "verify", "gc", "flush", "warm")
+KEY = "HEADRACE_API_KEY"  # in the environment, for a server without a socket
 SHOWN = 10  # prefixes of each namespace
 
 
@@ -105,14 +107,23 @@ def _warm(args: Namespace) -> int:
 
 
 def _flush(server: Any) -> int:
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=600)
+    connection = admin_connection(server.host, server.port, server.socket)
+    key = os.environ.get(KEY)
     try:
-        connection.request("POST", "/admin/cache/flush")
-        report = json.load(connection.getresponse())
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        connection.request("POST", "/admin/cache/flush", headers=headers)
+        reply = connection.getresponse()
+        report = json.load(reply)
     except OSError as error:
-        where = f"{server.host}:{server.port}"
-        raise UsageError(f"no server answers at {where}: {error}. Try: server.port=…") from error
+        where = server.socket or f"{server.host}:{server.port}"
+        hint = "Try: server.socket=PATH, or server.port=…"
+        raise UsageError(f"no server answers at {where}: {error}. {hint}") from error
     finally:
         connection.close()
+    if reply.status in (401, 403):
+        hint = (
+            f"Try: server.socket=PATH, as the server was started with, or an admin's key in {KEY}"
+        )
+        raise UsageError(f"the server refuses: {report['error']['message']} {hint}")
     print(json.dumps(report, indent=1))
     return 0 if report.get("durable") else 1

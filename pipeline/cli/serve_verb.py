@@ -30,11 +30,7 @@ def run(args: Namespace) -> int:
     settings = engine.pipeline.settings["server"]
     with contextlib.closing(engine):
         tracing = Tracing.of(engine.pipeline.settings["telemetry"])
-        try:
-            run_server(engine, settings, lambda line: print(line, flush=True), tracing)
-        except OSError as error:
-            where = f"{settings.host}:{settings.port}"
-            raise UsageError(f"cannot listen on {where}: {error}. Try: server.port=0") from error
+        run_server(engine, settings, lambda line: print(line, flush=True), tracing)
     return 0
 
 
@@ -47,10 +43,15 @@ def _composed(args: Namespace) -> Engine:
             "--allow-drift: a recipe has nothing to differ from. Lock it: headrace lock"
         )
     built = pipeline_to_run(args.recipe, args.overrides, args.allow_code)
-    print(summary(built), flush=True)
+    _begin(built)
     engine = Engine(built)
     engine.open()
     return engine
+
+
+def _begin(built: Pipeline) -> None:
+    built.settings["server"].read_files()
+    print(summary(built), flush=True)
 
 
 def _locked(args: Namespace) -> Engine:
@@ -63,7 +64,7 @@ def _locked(args: Namespace) -> Engine:
     allowed = allowances(args.allow_drift)
     locked = Locked(read(args.recipe), args.overrides, args.allow_code)
     locked.refuse(args.recipe, allowed)
-    print(summary(locked.pipeline), flush=True)
+    _begin(locked.pipeline)
     engine = Engine(locked.pipeline)
     engine.open()
     try:

@@ -39,7 +39,8 @@ with pipeline.load("smollm2", "drafter=none", *disk) as engine:
 def settings(place: Path) -> tuple[str, ...]:
     """Of the contestant with a disk. It writes whenever it can."""
     disk = ("tier=[ram,disk]", f"tier.disk.path={place / 'states'}", "tier.disk.reserve_gb=0")
-    return ("drafter=none", *disk, "stage.spill.debounce_s=0")
+    admin = f"server.socket={place / 'admin'}"
+    return ("drafter=none", *disk, "stage.spill.debounce_s=0", admin)
 
 
 def restart(bench: Bench) -> list[Figure]:
@@ -49,7 +50,7 @@ def restart(bench: Bench) -> list[Figure]:
     count = max(2, min(bench.pairs, MOST_PREFIXES))
     known = [texts.cut(texts.prose(7000 + i, 400), PREFIX_TOKENS, one.count) for i in range(count)]
     cold = [_first(one, text, "Why?", 0) for text in known]
-    order(one.port, "/admin/cache/flush")
+    order(one.setting("server.socket"), "/admin/cache/flush")
     place = Path(one.setting("tier.disk.path"))
     bench.field.dismiss("disk")
     _forget(place)

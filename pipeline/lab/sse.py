@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.server.local import SocketConnection
+
 
 class BenchError(RuntimeError):
     """A contestant did not answer as expected; the figure would mean nothing. `code` is what its
@@ -140,16 +142,15 @@ def _lines(response: http.client.HTTPResponse, sock: Any) -> Iterator[bytes]:
 
 
 def get(port: int, path: str, timeout_s: float = 5.0) -> bytes:
-    return _plain("GET", port, path, timeout_s)
+    return _plain(http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s), "GET", path)
 
 
-def order(port: int, path: str, timeout_s: float = 120.0) -> bytes:
-    """POST without a body."""
-    return _plain("POST", port, path, timeout_s)
+def order(place: str, path: str) -> bytes:
+    """POST without a body, to the server's Unix socket at `place`."""
+    return _plain(SocketConnection(place), "POST", path)
 
 
-def _plain(method: str, port: int, path: str, timeout_s: float) -> bytes:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+def _plain(connection: http.client.HTTPConnection, method: str, path: str) -> bytes:
     with contextlib.closing(connection):
         connection.request(method, path)
         response = connection.getresponse()

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -17,6 +18,7 @@ from pipeline.server.completions import Completions
 from pipeline.server.contract import ServedEngine
 from pipeline.server.endpoint import Generation
 from pipeline.server.errors import reply
+from pipeline.server.gate import Gate
 from pipeline.server.messages import Messages
 from pipeline.server.metrics import Metrics
 from pipeline.server.openapi import Description
@@ -55,11 +57,31 @@ def create_app(
     traced = [tracing.middleware(families)] if tracing else []
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Front, metrics=metrics, paths={r.path for r in routes}), *traced],
+        middleware=[
+            *_pages(settings),  # outermost: pages must be able to read errors, too
+            Middleware(Front, metrics=metrics, paths={r.path for r in routes}),
+            *traced,
+            Middleware(Gate, settings=settings),
+        ],
         exception_handlers={HTTPException: reply},
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _pages(settings: ServerSettings) -> list[Middleware]:
+    """Web pages of these origins may read replies; a browser asks first, and needs no key for that."""
+    if not settings.cors:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after", "warning"],
+        )
+    ]
 
 
 def _endpoint(family: Generation) -> Callable[[Request], Awaitable[Response]]:

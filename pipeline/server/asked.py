@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pipeline.server.caller import Caller
 from pipeline.server.errors import invalid
 from pipeline.server.grammars import wanted_grammar
 from pipeline.server.neutral import check_neutral
@@ -25,6 +26,7 @@ class Asked:
     stream: bool = False
     ignored: tuple[str, ...] = ()  # parameters without effect, for the Warning header
     tools: Toolbox | None = None
+    owner: str = ""  # whose key it was asked with
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Bounds:
     vocab_size: int
     max_choices: int
     max_open: int  # requests that run and wait: more choices would be refused for ever
-    client: str  # who asks, if the body does not say
+    caller: Caller
     priorities: bool  # whether a request's priority changes anything
     dialect: Dialect = field(repr=False)
 
@@ -48,10 +50,8 @@ def base_request(body: Common, name: str, bounds: Bounds) -> Request:
         grammar=wanted_grammar(body),
         ignore_eos=bool(body.ignore_eos),
         prefill_chunk=body.prefill_chunk,
-        client=body.user or bounds.client,
-        priority=body.priority or 0,
         prompt_logprobs=body.prompt_logprobs,
-        session_id=body.session_id,
+        **bounds.caller.asks(body.user, body.priority, body.session_id),
     )
 
 

@@ -18,6 +18,7 @@ from starlette.requests import Request
 
 from pipeline.errors import RequestError
 from pipeline.server.errors import invalid
+from pipeline.server.settings import ServerSettings
 
 _HALF = re.compile("[\ud800-\udfff]")
 DEPTH = 100  # of lists and objects in each other
@@ -28,9 +29,16 @@ class _NotFinite:
     """Stands for a number JSON does not have until its place is known."""
 
 
-async def read_object(request: Request, limit: int) -> dict[str, Any]:
-    """The request's JSON object. RequestError 413 over `limit` bytes, 400 for anything else."""
-    return parse_object(await _read(request, limit))
+async def read_object(request: Request, settings: ServerSettings) -> dict[str, Any]:
+    """The request's JSON object. RequestError 413 if it is too large, 408 if it comes too slowly, 400 for
+    anything else."""
+    try:
+        async with asyncio.timeout(settings.body_s):
+            body = await _read(request, settings.max_body_bytes)
+    except TimeoutError:
+        message = f"The request body did not arrive within {settings.body_s:g} s."
+        raise RequestError(message, code="request_timeout", status=408) from None
+    return parse_object(body)
 
 
 async def _read(request: Request, limit: int) -> bytes:

@@ -20,7 +20,7 @@ from pipeline.server.replies import Chunks
 from pipeline.server.schema import Body, Ceiling, Common, Count, TemplateArgs, read
 from pipeline.server.speech import CallBegins, CallText, Content, Piece, Reasoning
 from pipeline.server.thinking import Effort, thinking, unread
-from pipeline.server.tools import Choice, Name, Tool, bound, for_template, toolbox
+from pipeline.server.tools import Choice, Name, Tool, bound, choice, for_template, toolbox
 from pipeline.server.voices import Call, News, Voice
 from pipeline.types import ReasoningBudget
 
@@ -33,6 +33,9 @@ class NamedTool(Body):
     type: Literal["function"]
     function: Named
 
+    def named(self) -> Choice:
+        return Choice("must", (self.function.name,), many=False)
+
 
 class AllowedSet(Body):
     mode: Literal["auto", "required"]
@@ -42,6 +45,10 @@ class AllowedSet(Body):
 class AllowedTools(Body):
     type: Literal["allowed_tools"]
     allowed_tools: AllowedSet
+
+    def named(self) -> Choice:
+        names = tuple(tool.function.name for tool in self.allowed_tools.tools)
+        return Choice("must" if self.allowed_tools.mode == "required" else "auto", names)
 
 
 class ChatBody(Common):
@@ -65,7 +72,7 @@ class Chat:
         messages, ignored = plain_messages(body.messages)
         if body.top_logprobs and not body.logprobs:
             raise invalid("top_logprobs: needs logprobs to be true.", "top_logprobs")
-        box = toolbox(body.tools or [], _choice(body))
+        box = toolbox(body.tools or [], choice(body.tool_choice, body.parallel_tool_calls))
         args, budget = thinking(body.reasoning_effort, bounds.dialect, "reasoning_effort")
         args |= body.chat_template_kwargs
         if body.thinking_budget is not None:
@@ -91,22 +98,6 @@ class Chat:
 
     def writer(self, answer: Answer, engine: ServedEngine) -> ChatWriter:
         return ChatWriter(answer, engine)
-
-
-def _choice(body: ChatBody) -> Choice:
-    many = body.parallel_tool_calls is not False
-    match body.tool_choice:
-        case None | "auto":
-            return Choice("auto", many=many)
-        case "none":
-            return Choice("none")
-        case "required":
-            return Choice("must", many=many)
-        case NamedTool(function=named):
-            return Choice("must", (named.name,), many=False)
-        case AllowedTools(allowed_tools=allowed):
-            names = tuple(tool.function.name for tool in allowed.tools)
-            return Choice("must" if allowed.mode == "required" else "auto", names, many)
 
 
 class ChatWriter(Chunks):

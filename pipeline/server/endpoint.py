@@ -10,6 +10,7 @@ from starlette.responses import Response
 from pipeline.server.answer import Answer
 from pipeline.server.asked import Asked, Bounds
 from pipeline.server.body import read_object
+from pipeline.server.caller import caller
 from pipeline.server.contract import ServedEngine
 from pipeline.server.errors import JSON
 from pipeline.server.metrics import Metrics
@@ -32,7 +33,7 @@ class Generation:
     family: Family
 
     async def __call__(self, request: Request) -> Response:
-        body = await read_object(request, self.settings.max_body_bytes)
+        body = await read_object(request, self.settings)
         asked = self.family.read(body, bounds(self.engine, self.settings, request))
         answer = Answer(self.engine, asked, self.metrics)
         request.scope[ANSWER] = answer
@@ -68,7 +69,7 @@ def bounds(engine: ServedEngine, settings: ServerSettings, request: Request) -> 
         info["vocab_size"],
         settings.max_choices,
         info["max_open"],
-        request.client.host if request.client else "",
+        caller(request),
         info["priorities"],
         engine.tokenizer.dialect,
     )

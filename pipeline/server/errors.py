@@ -1,8 +1,9 @@
 """Every error reply, in plain-ASCII JSON: OpenAI's `{"error": {message, type, param, code}}`, and for
 /v1/messages Anthropic's `{"type": "error", "error": {type, message}}`.
 
-400 the request is wrong · 404/405 the address is · 413 the body is too large · 429 the queue is
-full (Retry-After) · 499 the client left (nobody reads it) · 500 our fault · 503 no engine.
+400 the request is wrong · 401 the key is · 403 it may not · 404/405 the address is wrong · 408 the body came
+too slowly · 413 it is too large · 429 too much at once (Retry-After) · 431 the headers are too large · 499 the
+client left (nobody reads it) · 500 our fault · 503 no engine.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 INVALID = "invalid_request_error"
 ANTHROPIC = MappingProxyType(
     {
+        401: "authentication_error",
         403: "permission_error",
         404: "not_found_error",
         413: "request_too_large",
@@ -89,10 +91,11 @@ def describe(error: BaseException) -> Fault:
     """The reply for an exception. Messages of faults of our own stay in the log."""
     match error:
         case RequestError(status=status, param=param, code=code):
-            return Fault(status, str(error), "invalid_request_error", param, code)
-        case BusyError(retry_after_s=wait):
+            headers = {"www-authenticate": "Bearer"} if status == 401 else {}
+            return Fault(status, str(error), INVALID, param, code, headers)
+        case BusyError(retry_after_s=wait, code=code):
             headers = {"retry-after": str(max(1, math.ceil(wait)))}
-            return Fault(429, str(error), "rate_limit_error", None, "queue_full", headers)
+            return Fault(429, str(error), "rate_limit_error", None, code, headers)
         case ClosedError():
             headers = {"retry-after": "5"}
             return Fault(503, str(error), "server_error", None, "engine_closed", headers)
@@ -106,7 +109,7 @@ def describe(error: BaseException) -> Fault:
 def _http_fault(error: HTTPException) -> Fault:
     headers = dict(error.headers or {})
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    return Fault(error.status_code, error.detail, "invalid_request_error", None, code, headers)
+    return Fault(error.status_code, error.detail, INVALID, None, code, headers)
 
 
 async def reply(request: Request, error: Exception) -> Response:

@@ -52,7 +52,8 @@ class Messages:
 
     def read(self, value: Mapping[str, Any], bounds: Bounds) -> AskedMessage:
         body = read(MessagesBody, value)
-        messages, args, box, ignored = prompt(body, bounds, self._before(body))
+        messages, args, box, ignored = prompt(body, bounds, self._before(body, bounds.caller.name))
+        user = body.metadata.user_id if body.metadata else None
         request = Request(
             id=f"msg_{uuid4().hex}",
             messages=messages,
@@ -63,34 +64,32 @@ class Messages:
             reasoning_budget=_thinking(body, bounds)[1],
             template_args=args,
             marks=True,
-            client=(body.metadata and body.metadata.user_id) or bounds.client,
-            priority=body.priority or 0,
-            session_id=body.session_id,
+            **bounds.caller.asks(user, body.priority, body.session_id),
         )
         request = bound(request, box, bounds.dialect)
         if body.priority and not bounds.priorities:
             ignored.append("priority")
         history = tuple(m for m in messages[:1] if m["role"] != "system") + messages[1:]
         said = (request.id, (request,), body, 1, bool(body.stream), tuple(ignored), box)
-        return AskedMessage(*said, history=history)
+        return AskedMessage(*said, bounds.caller.name, history=history)
 
     def writer(self, answer: Answer, engine: ServedEngine) -> MessageWriter:
         asked = answer.asked
         assert isinstance(asked, AskedMessage)
 
         def keep(reply: Plain) -> None:
-            self.store.put(asked.id, {"messages": [*asked.history, reply]})
+            self.store.put(asked.owner, asked.id, {"messages": [*asked.history, reply]})
 
         held = asked.body.thread is not None  # type: ignore[attr-defined]
         return MessageWriter(answer, engine, keep if held else None)
 
-    def _before(self, body: MessagesBody) -> Sequence[Plain]:
+    def _before(self, body: MessagesBody, owner: str) -> Sequence[Plain]:
         """What a thread's earlier requests have said and got."""
         thread = body.thread
         if thread is None or thread.type == "create":
             return ()
         name, where = thread.previous_message_id or "", "thread.previous_message_id"
-        record = self.store.get(name) if name.startswith("msg_") else None
+        record = self.store.get(owner, name) if name.startswith("msg_") else None
         if record is None:
             message = f"{where}: no such message; it may have expired."
             raise RequestError(message, param=where, code="not_found", status=404)
@@ -275,6 +274,7 @@ class MessageWriter:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.cached_tokens,
             "output_tokens": usage.completion_tokens,
+            "resumed_tokens": usage.resumed_tokens,
         }
 
 

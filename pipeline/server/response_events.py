@@ -202,4 +202,5 @@ def _usage(done: Done, thought: int) -> dict[str, Any]:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": thought},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "resumed_tokens": usage.resumed_tokens,
     }

@@ -14,6 +14,7 @@ from pipeline.errors import RequestError
 from pipeline.grammars import make_grammar
 from pipeline.server.answer import Answer
 from pipeline.server.asked import Asked, Bounds
+from pipeline.server.caller import caller
 from pipeline.server.contract import ServedEngine
 from pipeline.server.conversation import (
     CalledFunction,
@@ -28,8 +29,6 @@ from pipeline.server.neutral import check_neutral
 from pipeline.server.response_events import ResponseWriter
 from pipeline.server.responses_schema import (
     ITEMS,
-    AllowedTools,
-    ChosenTool,
     FunctionCall,
     FunctionOutput,
     InputMessage,
@@ -41,7 +40,7 @@ from pipeline.server.responses_schema import (
 from pipeline.server.schema import Body, read
 from pipeline.server.store import ResponseStore
 from pipeline.server.thinking import thinking
-from pipeline.server.tools import Choice, Function, Tool, bound, for_template, toolbox
+from pipeline.server.tools import Function, Tool, bound, choice, for_template, toolbox
 from pipeline.types import Grammar, ReasoningBudget, Request, Sampling
 
 
@@ -62,10 +61,11 @@ class Responses:
     def read(self, value: Mapping[str, Any], bounds: Bounds) -> AskedResponse:
         body = read(ResponsesBody, value)
         items = _items(body.input)
-        before = self._before(body.previous_response_id)
+        before = self._before(bounds.caller.name, body.previous_response_id)
         history = named_results([*before, *_chat(items)])
         args, budget = _thinking(body, bounds)
-        box = toolbox([_tool(tool) for tool in body.tools or ()], _choice(body))
+        demand = choice(body.tool_choice, body.parallel_tool_calls)
+        box = toolbox([_tool(tool) for tool in body.tools or ()], demand)
         if box:
             args["tools"] = for_template(box.shown)
         request = Request(
@@ -77,17 +77,16 @@ class Responses:
             reasoning_budget=budget,
             template_args=args,
             marks=True,
-            client=body.user or bounds.client,
-            priority=body.priority or 0,
-            session_id=body.session_id,
+            **bounds.caller.asks(body.user, body.priority, body.session_id),
         )
         request = bound(request, box, bounds.dialect)
         ignored = check_neutral(body.model_extra, {"prompt": ()})
         if body.priority and not bounds.priorities:
             ignored.append("priority")
-        base = Asked(request.id, (request,), body, 1, bool(body.stream), tuple(ignored), box)
+        said = (request.id, (request,), body, 1, bool(body.stream), tuple(ignored), box)
         told = tuple(item.model_dump(exclude_none=True) for item in items)
-        return AskedResponse(**vars(base), history=tuple(history), items=told)
+        owner = bounds.caller.name
+        return AskedResponse(*said, owner, history=tuple(history), items=told)
 
     def writer(self, answer: Answer, engine: ServedEngine) -> ResponseWriter:
         asked = answer.asked
@@ -95,34 +94,35 @@ class Responses:
 
         def keep(response: dict[str, Any], reply: Plain) -> None:
             record = {"messages": [*asked.history, reply], "response": response}
-            self.store.put(asked.id, {**record, "input": asked.items})
+            self.store.put(asked.owner, asked.id, {**record, "input": asked.items})
 
         stored = asked.body.store is not False  # type: ignore[attr-defined]
         return ResponseWriter(answer, engine, keep if stored else None)
 
     async def stored(self, request: HTTPRequest) -> Response:
         """GET and DELETE /v1/responses/{id}"""
-        name = request.path_params["name"]
-        record = self._found(name)
+        owner, name = caller(request).name, request.path_params["name"]
+        record = self._found(owner, name)
         if request.method == "DELETE":
-            self.store.delete(name)
+            self.store.delete(owner, name)
             return JSON({"id": name, "object": "response", "deleted": True})
         return JSON(record["response"])
 
     async def input_items(self, request: HTTPRequest) -> Response:
         """GET /v1/responses/{id}/input_items"""
-        name = request.path_params["name"]
-        items = [
-            {"id": f"item_{i}_{name}", **item} for i, item in enumerate(self._found(name)["input"])
-        ]
+        owner, name = caller(request).name, request.path_params["name"]
+        told = self._found(owner, name)["input"]
+        items = [{"id": f"item_{i}_{name}", **item} for i, item in enumerate(told)]
         ids = {"first_id": items[0]["id"], "last_id": items[-1]["id"], "has_more": False}
         return JSON({"object": "list", "data": items, **ids})
 
-    def _before(self, name: str | None) -> list[Plain]:
-        return [] if name is None else self._found(name, "previous_response_id")["messages"]
+    def _before(self, owner: str, name: str | None) -> list[Plain]:
+        if name is None:
+            return []
+        return list(self._found(owner, name, "previous_response_id")["messages"])
 
-    def _found(self, name: str, param: str = "response_id") -> dict[str, Any]:
-        record = self.store.get(name) if name.startswith("resp_") else None
+    def _found(self, owner: str, name: str, param: str = "response_id") -> dict[str, Any]:
+        record = self.store.get(owner, name) if name.startswith("resp_") else None
         if record is None:
             message = f"{param}: no such response; it may have expired."
             raise RequestError(message, param=param, code="not_found", status=404)
@@ -198,22 +198,6 @@ def _with_system(messages: Iterable[Plain], instructions: str | None) -> tuple[P
 def _tool(tool: Any) -> Tool:
     names = ("name", "description", "parameters", "strict")
     return Tool(type="function", function=Function(**{n: getattr(tool, n) for n in names}))
-
-
-def _choice(body: ResponsesBody) -> Choice:
-    many = body.parallel_tool_calls is not False
-    match body.tool_choice:
-        case None | "auto":
-            return Choice("auto", many=many)
-        case "none":
-            return Choice("none")
-        case "required":
-            return Choice("must", many=many)
-        case ChosenTool(name=name):
-            return Choice("must", (name,), many=False)
-        case AllowedTools(mode=mode, tools=tools):
-            names = tuple(tool.name for tool in tools)
-            return Choice("must" if mode == "required" else "auto", names, many)
 
 
 def _form(body: ResponsesBody) -> Grammar | None:

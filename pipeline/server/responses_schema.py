@@ -8,7 +8,7 @@ from pydantic import Field
 
 from pipeline.server.schema import Body, Ceiling, StreamOptions
 from pipeline.server.thinking import Effort
-from pipeline.server.tools import Name
+from pipeline.server.tools import Choice, Name
 
 
 class InputMessage(Body):
@@ -71,11 +71,18 @@ class ChosenTool(Body):
     type: Literal["function"]
     name: Name
 
+    def named(self) -> Choice:
+        return Choice("must", (self.name,), many=False)
+
 
 class AllowedTools(Body):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[list[ChosenTool], Field(min_length=1)]
+
+    def named(self) -> Choice:
+        names = tuple(tool.name for tool in self.tools)
+        return Choice("must" if self.mode == "required" else "auto", names)
 
 
 class TextFormat(Body):

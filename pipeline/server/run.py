@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +12,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from pipeline.server.app import create_app
+from pipeline.server.connection import Connection
 from pipeline.server.contract import ServedEngine
 from pipeline.server.drain import FLUSH_S, DrainingServer, SignalledServer
+from pipeline.server.listening import listening, url
 from pipeline.server.settings import ServerSettings
 from pipeline.server.spans.provider import Tracing
 
@@ -31,13 +32,13 @@ def run_server(
     for at most `shutdown_s` (a second SIGINT cuts that short), close the engine, which ends the rest
     with an error, and stop listening.
 
-    `announce` gets one line with the address once it is bound. OSError if the port is taken.
+    `announce` gets one line with the address once it is bound. OpenError if the port is taken.
     """
     try:
-        with _listen(settings.host, settings.port) as listener:
-            announce(f"Headrace serves {engine.target_info['name']} at {_url(listener)}")
-            config = _config(create_app(engine, settings, tracing), FLUSH_S)
-            DrainingServer(config, engine, settings.shutdown_s).run(sockets=[listener])
+        with listening(settings.host, settings.port, settings.socket) as listeners:
+            announce(f"Headrace serves {engine.target_info['name']} at {url(listeners[0])}")
+            config = _config(create_app(engine, settings, tracing), settings, FLUSH_S)
+            DrainingServer(config, engine, settings.shutdown_s).run(sockets=listeners)
     finally:
         engine.close()
         if tracing:
@@ -49,26 +50,29 @@ def serve_in_thread(
     engine: ServedEngine, settings: ServerSettings, tracing: Tracing | None = None
 ) -> Iterator[str]:
     """The base URL of a server on a free port of `settings.host`; the engine stays open."""
-    with _listen(settings.host, 0) as listener:
+    with listening(settings.host, 0, settings.socket) as listeners:
         app = create_app(engine, settings, tracing)
-        config = _config(app, max(1, round(settings.shutdown_s)))
+        config = _config(app, settings, max(1, round(settings.shutdown_s)))
         server = SignalledServer(config)
         thread = threading.Thread(
-            target=server.run, kwargs={"sockets": [listener]}, name="headrace-http", daemon=True
+            target=server.run, kwargs={"sockets": listeners}, name="headrace-http", daemon=True
         )
         thread.start()
         try:
             _await_start(server, thread)
-            yield _url(listener)
+            yield url(listeners[0])
         finally:
             server.should_exit = True
             thread.join()
 
 
-def _config(app: ASGIApp, patience_s: int) -> uvicorn.Config:
+def _config(app: ASGIApp, settings: ServerSettings, patience_s: int) -> uvicorn.Config:
     """`patience_s`: how long uvicorn waits for open connections when it exits."""
     return uvicorn.Config(
         app,
+        http=Connection,
+        h11_max_incomplete_event_size=settings.max_header_bytes,
+        proxy_headers=False,  # anybody may write those
         lifespan="off",
         ws="none",
         log_config=None,
@@ -77,25 +81,6 @@ def _config(app: ASGIApp, patience_s: int) -> uvicorn.Config:
         server_header=False,
         timeout_graceful_shutdown=patience_s,
     )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol left open asyncio would not switch Nagle's delay off: 40 ms a reply.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(128)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _await_start(server: uvicorn.Server, thread: threading.Thread) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pipeline.errors import RequestError
+from pipeline.server.caller import admin_only, caller
 from pipeline.server.contract import ServedEngine
 from pipeline.server.errors import JSON
 from pipeline.server.metrics import Metrics
@@ -37,12 +37,14 @@ class Status:
 
     async def close_session(self, request: Request) -> Response:
         """204, whether the session was known or not: it is affinity, and nothing is lost with it."""
-        self.engine.close_session(request.path_params["name"])
+        self.engine.close_session(caller(request).session(request.path_params["name"]))
         return Response(status_code=204)
 
     async def health(self, request: Request) -> Response:
-        """200 while the engine thread lives, else 503; with BLAS and device."""
+        """200 while the engine thread lives, else 503; with BLAS and device for who has a key."""
         health = self.engine.health()
+        if not caller(request).known:
+            health = {name: health[name] for name in ("status", "state")}
         return JSON(health, 200 if health["status"] == "ok" else 503)
 
     async def ready(self, request: Request) -> Response:
@@ -57,11 +59,8 @@ class Status:
         return Response(self.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def flush(self, request: Request) -> Response:
-        """200 if all saved state is on disk now, else 503; either way with the figures. Only for who is
-        on this machine, since there are no keys yet."""
-        if not _is_local(request):
-            message = "Only from this machine: ask the server's own address 127.0.0.1."
-            raise RequestError(message, code="forbidden", status=403)
+        """200 if all saved state is on disk now, else 503; either way with the figures."""
+        admin_only(request)
         report = await asyncio.to_thread(self.engine.flush)
         return JSON(report, 200 if report["durable"] else 503)
 
@@ -69,13 +68,3 @@ class Status:
         info = self.engine.target_info
         model = {"id": info["name"], "object": "model", "created": self.started}
         return {**model, "owned_by": "headrace", "context_window": info["context_len"]}
-
-
-def _is_local(request: Request) -> bool:
-    """Over a loopback address or a Unix socket, which has no address."""
-    if request.client is None or not request.client.host:
-        return True
-    try:
-        return ipaddress.ip_address(request.client.host).is_loopback
-    except ValueError:
-        return False

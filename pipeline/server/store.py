@@ -19,6 +19,8 @@ log = logging.getLogger("headrace.server")
 
 ID = re.compile("(resp|msg)_[0-9a-f]{32}")  # what is made here: nothing else is ever looked up
 
+Place = tuple[str, str]  # owner, id
+
 
 @dataclass
 class _Kept:
@@ -29,81 +31,95 @@ class _Kept:
 
 class ResponseStore:
     """The last answers, up to `max_bytes` of JSON; each is forgotten `ttl_s` seconds after it was made,
-    the longest unused first where there is no room. With a `folder` they are files there, one each,
-    written whole or not at all, and outlive the process. On the event loop only."""
+    the longest unused first where there is no room. Each belongs to the `owner` who asked for it (the name of
+    a key, or nobody's) and is not there for others. With a `folder` they are files there, one each, an owner's
+    in a folder of their own, written whole or not at all, and outlive the process. On the event loop only."""
 
     def __init__(self, *, ttl_s: float, max_bytes: int, folder: str | None = None):
         self._ttl_s, self._max_bytes = ttl_s, max_bytes
         self._folder = Path(folder).expanduser() if folder else None
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: OrderedDict[Place, _Kept] = OrderedDict()
         self._bytes = 0
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._find()
 
-    def put(self, name: str, record: dict[str, Any]) -> None:
+    def put(self, owner: str, name: str, record: dict[str, Any]) -> None:
         """One that is larger than all the room is not kept, nor one that the disk does not take."""
         assert ID.fullmatch(name)
         data = dump(record)
-        self.delete(name)
+        self.delete(owner, name)
         if len(data) > self._max_bytes:
             return
         try:
-            self._write(name, data)
+            self._write((owner, name), data)
         except OSError as error:
             log.warning("an answer was not kept: %s", error)
             return
         kept = data if self._folder is None else None
-        self._add(name, _Kept(len(data), time.time() + self._ttl_s, kept))
-        while self._bytes > self._max_bytes:
-            self.delete(next(iter(self._kept)))
+        self._add((owner, name), _Kept(len(data), time.time() + self._ttl_s, kept))
+        self._make_room()
 
-    def get(self, name: str) -> dict[str, Any] | None:
-        """None if it is not there any more, or never was."""
-        kept = self._kept.get(name)
+    def get(self, owner: str, name: str) -> dict[str, Any] | None:
+        """None if it is not there any more, never was, or is somebody else's."""
+        kept = self._kept.get((owner, name))
         if kept is None:
             return None
         data = kept.data
-        if kept.expires > time.time() and data is None and self._folder is not None:
+        if kept.expires > time.time() and data is None:
             with contextlib.suppress(OSError):
-                data = (self._folder / f"{name}.json").read_bytes()
+                data = self._file((owner, name)).read_bytes()
         if data is None or kept.expires <= time.time():
-            self.delete(name)
+            self.delete(owner, name)
             return None
-        self._kept.move_to_end(name)
+        self._kept.move_to_end((owner, name))
         with contextlib.suppress(ValueError):
             return dict(json.loads(data))
         return None
 
-    def delete(self, name: str) -> bool:
-        kept = self._kept.pop(name, None)
+    def delete(self, owner: str, name: str) -> bool:
+        kept = self._kept.pop((owner, name), None)
         if kept is None:
             return False
         self._bytes -= kept.size
         if self._folder is not None:
             with contextlib.suppress(OSError):
-                (self._folder / f"{name}.json").unlink()
+                self._file((owner, name)).unlink()
         return True
 
-    def _add(self, name: str, kept: _Kept) -> None:
-        self._kept[name] = kept
+    def _make_room(self) -> None:
+        while self._bytes > self._max_bytes:
+            self.delete(*next(iter(self._kept)))
+
+    def _add(self, place: Place, kept: _Kept) -> None:
+        self._kept[place] = kept
         self._bytes += kept.size
 
-    def _write(self, name: str, data: bytes) -> None:
+    def _file(self, place: Place) -> Path:
+        owner, name = place
+        assert self._folder is not None
+        return self._folder / owner / f"{name}.json"
+
+    def _write(self, place: Place, data: bytes) -> None:
         if self._folder is None:
             return
-        unfinished = self._folder / f"{name}.new"
+        file = self._file(place)
+        if place[0]:
+            file.parent.mkdir(exist_ok=True, mode=0o700)
+        unfinished = file.with_suffix(".new")
         unfinished.write_bytes(data)
-        os.replace(unfinished, self._folder / f"{name}.json")
+        os.replace(unfinished, file)
 
     def _find(self) -> None:
         """What an earlier process left, the oldest first; what it did not finish is removed."""
         assert self._folder is not None
-        for file in self._folder.glob("*_*.new"):
+        for file in (*self._folder.glob("*_*.new"), *self._folder.glob("*/*_*.new")):
             file.unlink(missing_ok=True)
-        files = [f for f in self._folder.glob("*_*.json") if ID.fullmatch(f.stem)]
+        files = [*self._folder.glob("*_*.json"), *self._folder.glob("*/*_*.json")]
         for file in sorted(files, key=lambda f: f.stat().st_mtime):
+            owner = "" if file.parent == self._folder else file.parent.name
+            if not ID.fullmatch(file.stem):
+                continue
             state = file.stat()
-            self._add(file.stem, _Kept(state.st_size, state.st_mtime + self._ttl_s, None))
-        while self._bytes > self._max_bytes:
-            self.delete(next(iter(self._kept)))
+            self._add((owner, file.stem), _Kept(state.st_size, state.st_mtime + self._ttl_s, None))
+        self._make_room()

@@ -51,7 +51,7 @@ class Tokens:
     settings: ServerSettings
 
     async def tokenize(self, request: Request) -> Response:
-        body = read(TokenizeBody, await read_object(request, self.settings.max_body_bytes))
+        body = read(TokenizeBody, await read_object(request, self.settings))
         unknown = check_neutral(body.model_extra)
         ids = await asyncio.to_thread(self._ids, body)
         reply = {"tokens": ids, "count": len(ids)}
@@ -62,7 +62,7 @@ class Tokens:
         return JSON(reply, headers=warning(unknown))
 
     async def detokenize(self, request: Request) -> Response:
-        body = read(DetokenizeBody, await read_object(request, self.settings.max_body_bytes))
+        body = read(DetokenizeBody, await read_object(request, self.settings))
         unknown = check_neutral(body.model_extra)
         size = self.engine.target_info["vocab_size"]
         if not all(token < size for token in body.tokens):
@@ -72,7 +72,7 @@ class Tokens:
 
     async def count(self, request: Request) -> Response:
         """What a message's request would have as input, in tokens."""
-        body = read(CountBody, await read_object(request, self.settings.max_body_bytes))
+        body = read(CountBody, await read_object(request, self.settings))
         limits = bounds(self.engine, self.settings, request)
         messages, args, _, ignored = prompt(body, limits)
         ids = await asyncio.to_thread(self.engine.tokenizer.render, messages, args)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
@@ -39,6 +39,27 @@ class Choice:
     mode: Literal["none", "auto", "must"] = "auto"
     names: tuple[str, ...] | None = None  # None: any of them
     many: bool = True
+
+
+class Demand(Protocol):
+    """A tool_choice that names tools, in a family's own form."""
+
+    def named(self) -> Choice: ...
+
+
+def choice(said: str | Demand | None, parallel: bool | None) -> Choice:
+    """OpenAI's tool_choice and parallel_tool_calls."""
+    many = parallel is not False
+    match said:
+        case None | "auto":
+            return Choice("auto", many=many)
+        case "none":
+            return Choice("none")
+        case "required":
+            return Choice("must", many=many)
+    assert not isinstance(said, str)
+    chosen = said.named()
+    return replace(chosen, many=chosen.many and many)
 
 
 @dataclass(frozen=True)

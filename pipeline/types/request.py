@@ -73,6 +73,7 @@ class Request:
     group: str | None = None  # choices of one prompt, which they prefill once
     template_args: Mapping[str, Any] = field(default_factory=dict)
     client: str = ""  # fairness key; never part of a namespace
+    weight: float = 1.0  # of the client: its share, where the scheduler's own settings do not say
     priority: int = 0  # higher is sooner
     session_id: str | None = None  # affinity only; never part of a namespace
 

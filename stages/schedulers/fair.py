@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 from pipeline.errors import below, outside, refuse
 from pipeline.types import Sequence
 from stages.schedulers.fifo import Fifo
 
-Flow = tuple[str, int]  # client, priority
 WEIGHTS = 1e-6, 1e6  # so that rates, and tags, are numbers whatever the priority
 MAX_STEPS = 8  # priorities beyond count as this many steps
+
+
+class Flow(NamedTuple):
+    """Requests that wait for each other."""
+
+    client: str
+    priority: int
+    weight: float  # of the client, as its requests say
 
 
 class Fair(Fifo):
@@ -95,10 +103,11 @@ class Fair(Fifo):
         return len(sequence.prompt_ids) + min(sequence.max_new, self.answer_tokens)
 
     def _rate(self, flow: Flow) -> float:
-        client, priority = flow
-        steps = max(-MAX_STEPS, min(MAX_STEPS, priority))
-        return float(self.weights.get(client, 1.0) * self.priority_factor**steps)
+        steps = max(-MAX_STEPS, min(MAX_STEPS, flow.priority))
+        weight = self.weights.get(flow.client, flow.weight)
+        return float(weight * self.priority_factor**steps)
 
 
 def _flow(sequence: Sequence) -> Flow:
-    return sequence.request.client, sequence.request.priority
+    request = sequence.request
+    return Flow(request.client, request.priority, request.weight)

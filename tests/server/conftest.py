@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from pipeline.errors import BusyError, ClosedError
+from pipeline.server.local import SocketConnection
 from pipeline.server.run import serve_in_thread
 from pipeline.server.settings import ServerSettings
 from pipeline.types import (
@@ -126,6 +127,7 @@ class FakeEngine:
         self.plan: Plan = greeting
         self.requests: list[Request] = []
         self.tickets: list[FakeTicket] = []
+        self.sessions: list[str] = []  # those that were closed
         self.active = 0
         self.room = 1000
         self.state = "open"
@@ -172,6 +174,12 @@ class FakeEngine:
         status = "ok" if self.state in ("open", "draining") else self.state
         return {"status": status, "state": self.state, "device": {"blas": "none"}}
 
+    def flush(self) -> dict[str, Any]:
+        return {"durable": True}
+
+    def close_session(self, session_id: str) -> None:
+        self.sessions.append(session_id)
+
     def drain(self, timeout_s: float) -> bool:
         self.state = "draining"
         until = time.monotonic() + timeout_s
@@ -189,13 +197,18 @@ class FakeEngine:
 class Raw:
     """A client that sends what the official one refuses to."""
 
-    def __init__(self, base: str):
-        self.address = urlsplit(base).netloc
+    def __init__(self, base: str = "", path: str = ""):
+        self.address, self.path = urlsplit(base).netloc, path
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self.path:
+            return SocketConnection(self.path, timeout=10)
+        return http.client.HTTPConnection(self.address, timeout=10)
 
     def call(
         self, method: str, path: str, body: bytes | None = None, **headers: str
     ) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection(self.address, timeout=10)
+        connection = self._connect()
         try:
             connection.request(method, path, body, headers)
             reply = connection.getresponse()

@@ -98,7 +98,11 @@ def test_streamed_equals_whole(engine, anthropic_client, script, size):
         for message in (whole, final)
     ]
     assert plain[0] == plain[1]
-    assert final.usage.model_dump() == whole.usage.model_dump()
+    whole_usage = whole.usage.model_dump()
+    assert (
+        whole_usage.pop("resumed_tokens") == 0
+    )  # the client's stream drops names it does not know
+    assert final.usage.model_dump() == whole_usage
     assert final.content[2].id.startswith("toolu_")
 
 

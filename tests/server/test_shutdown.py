@@ -114,7 +114,7 @@ def test_a_client_that_does_not_read_is_not_waited_for(script, caplog, monkeypat
         host, port = base.removeprefix("http://").split(":")
         sock = socket.create_connection((host, int(port)), timeout=5)
         sockets.append(sock)
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         sock.sendall(head.encode() + body.encode())
         script.eventually(lambda: engine.active == 1)
         time.sleep(0.2)

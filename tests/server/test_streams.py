@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 
-from pipeline.errors import ClosedError, ConfigError
+from pipeline.errors import ClosedError, ConfigError, OpenError
 from pipeline.server.run import run_server
 from pipeline.server.settings import ServerSettings
 from pipeline.types import Accepted, Delta, Failed
@@ -31,7 +31,7 @@ def posted(base: str, body: dict[str, Any]):
     """A socket on which the request has been sent; closed at the end, read or not."""
     host, port = urlsplit(base).netloc.split(":")
     data = json.dumps(body).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
     with socket.create_connection((host, int(port)), timeout=5) as sock:
         sock.sendall(head.encode() + data)
         yield sock
@@ -248,7 +248,7 @@ def test_a_taken_port_is_said_and_the_engine_closed(script):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(OpenError, match="in use"):
             run_server(engine, ServerSettings(port=taken.getsockname()[1]))
     assert engine.closed.is_set()
 

@@ -121,9 +121,7 @@ def test_a_client_that_leaves_frees_its_row(real, client, script, read, stream):
     host, port = urlsplit(base).netloc.split(":")
     alone = said(client, max_tokens=40)
     with socket.create_connection((host, int(port)), timeout=5) as sock:
-        head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         sock.sendall(head.encode() + body)
         script.eventually(lambda: engine.stats()["rows"]["active"] == 1)
         got = 0
@@ -137,7 +135,7 @@ def test_clients_that_leave_the_queue(real, client, script):
     engine, base = real
     address = urlsplit(base).netloc.split(":")
     body = json.dumps(ASK).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     sockets = [socket.create_connection((address[0], int(address[1]))) for _ in range(8)]
     for sock in sockets:
         sock.sendall(head.encode() + body)

@@ -1,0 +1,91 @@
+"""Where a server listens: a TCP port, and a Unix socket for whoever runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.errors import OpenError
+
+BACKLOG = 128
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int, path: str | None) -> Iterator[list[socket.socket]]:
+    """Bound sockets, the port's first. OpenError says why one cannot be had."""
+    with contextlib.ExitStack() as stack:
+        with _explained(f"{host}:{port}", "Try: server.port=0"):
+            listeners = [stack.enter_context(_tcp(host, port))]
+        if path is not None:
+            with _explained(path, "Try another server.socket, in a folder of your own"):
+                listeners.append(stack.enter_context(_unix(Path(path).expanduser())))
+        yield listeners
+
+
+@contextlib.contextmanager
+def _explained(where: str, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OpenError(f"cannot listen on {where}: {error}. {hint}") from error
+
+
+def url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _tcp(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With the protocol left open asyncio would not switch Nagle's delay off: 40 ms a reply.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+@contextlib.contextmanager
+def _unix(path: Path) -> Iterator[socket.socket]:
+    """A socket of mode 0600 at the path: made beside it and moved there, so that nobody ever finds it open to
+    others, or half made. The end removes it, if it is still ours."""
+    _refuse_what_is_not_stale(path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        new = path.with_name(f".{path.name}.{os.getpid()}")
+        new.unlink(missing_ok=True)
+        listener.bind(str(new))
+        os.chmod(new, 0o600)
+        listener.listen(BACKLOG)
+        os.replace(new, path)
+        ours = os.lstat(path)
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.lstat(path), ours):
+                    path.unlink()
+
+
+def _refuse_what_is_not_stale(path: Path) -> None:
+    """Only a socket on which nobody listens may be replaced."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise FileExistsError(f"{path} is there and is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)  # one whose queue is full is no stale one
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return
+    raise OSError(f"another server listens at {path}")
