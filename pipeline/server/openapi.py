@@ -30,7 +30,7 @@ BODIES: dict[str, type[BaseModel]] = {
 READ = ("/v1/models", "/health", "/ready", "/stats", "/openapi.json")  # JSON without parameters
 REFS = "#/components/schemas/{model}"
 STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
-ERRORS = ("400", "404", "405", "413", "429", "500", "503")
+ERRORS = ("400", "401", "403", "404", "405", "408", "413", "429", "431", "500", "503")
 ERROR = {
     "type": "object",
     "required": ["error"],

@@ -129,7 +129,7 @@ def test_a_stream_byte_by_byte(engine, raw, script):
     assert data[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     assert data[-2]["usage"] == {
         "input_tokens": 2, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 3,
-        "output_tokens": len(TWO),
+        "output_tokens": len(TWO), "resumed_tokens": 0,
     }  # fmt: skip
     assert data[-1] == {"type": "message_stop"}
 

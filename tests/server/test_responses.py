@@ -218,31 +218,31 @@ NAMES = [f"resp_{i:032x}" for i in range(9)]
 def test_the_store_has_a_bound_and_forgets():
     store = ResponseStore(ttl_s=60, max_bytes=100)
     for name in NAMES[:4]:
-        store.put(name, {"text": "x" * 20})
-    assert [store.get(name) is not None for name in NAMES[:4]] == [False, True, True, True]
-    store.get(NAMES[1])
-    store.put(NAMES[4], {"text": "x" * 20})
-    assert [store.get(name) is not None for name in NAMES[1:4]] == [True, False, True]
-    store.put(NAMES[5], {"text": "x" * 200})
-    assert store.get(NAMES[5]) is None
+        store.put("", name, {"text": "x" * 20})
+    assert [store.get("", name) is not None for name in NAMES[:4]] == [False, True, True, True]
+    store.get("", NAMES[1])
+    store.put("", NAMES[4], {"text": "x" * 20})
+    assert [store.get("", name) is not None for name in NAMES[1:4]] == [True, False, True]
+    store.put("", NAMES[5], {"text": "x" * 200})
+    assert store.get("", NAMES[5]) is None
     short = ResponseStore(ttl_s=0.01, max_bytes=100)
-    short.put(NAMES[0], {})
+    short.put("", NAMES[0], {})
     time.sleep(0.02)
-    assert short.get(NAMES[0]) is None
+    assert short.get("", NAMES[0]) is None
 
 
 def test_a_folder_outlives_the_store(tmp_path):
     folder = str(tmp_path / "answers")
-    ResponseStore(ttl_s=60, max_bytes=100, folder=folder).put(NAMES[0], {"a": 1})
+    ResponseStore(ttl_s=60, max_bytes=100, folder=folder).put("", NAMES[0], {"a": 1})
     (tmp_path / "answers" / f"{NAMES[1]}.new").write_text("{")
     (tmp_path / "answers" / f"{NAMES[2]}.json").write_text("{")
     (tmp_path / "secret.json").write_text('{"a": 2}')
     again = ResponseStore(ttl_s=60, max_bytes=100, folder=folder)
-    assert again.get(NAMES[0]) == {"a": 1}
-    assert again.get(NAMES[2]) is None  # damaged
-    assert again.get("../secret") is None
+    assert again.get("", NAMES[0]) == {"a": 1}
+    assert again.get("", NAMES[2]) is None  # damaged
+    assert again.get("", "../secret") is None
     assert sorted(file.name for file in (tmp_path / "answers").iterdir())[0] == f"{NAMES[0]}.json"
-    assert again.delete(NAMES[0]) and not again.delete(NAMES[0])
+    assert again.delete("", NAMES[0]) and not again.delete("", NAMES[0])
 
 
 def test_folders_that_do_not_work(tmp_path):
@@ -251,8 +251,8 @@ def test_folders_that_do_not_work(tmp_path):
         ServerSettings(responses_folder=str(tmp_path / "file")).store()
     store = ResponseStore(ttl_s=60, max_bytes=100, folder=str(tmp_path / "gone"))
     (tmp_path / "gone").rmdir()
-    store.put(NAMES[0], {})
-    assert store.get(NAMES[0]) is None
+    store.put("", NAMES[0], {})
+    assert store.get("", NAMES[0]) is None
 
 
 def test_a_restarted_server_goes_on(script, tmp_path):
