@@ -38,10 +38,18 @@ class Estimate:
         self.target, self.kv, self.depth = target, kv, depth
         self.drafter, self.draft_model = drafter, draft_model
         self.block = int(getattr(kv, "block_tokens", 0))
-        start = int(getattr(kv, "start", 0))
-        # beyond a window: a round or a chunk, what is let go only once it is so much, rounding up
-        self.slack = depth.max + 1 + chunk + 2 * STEP
-        self.early = capacity(start) + STEP + self.slack if start else 0  # tokens kept twice
+        self.chunk, self.start = chunk, int(getattr(kv, "start", 0))
+
+    @property
+    def slack(self) -> int:
+        """Tokens that may be held beyond a window: a round or a chunk, what is let go only once it is so
+        much, and what buffers are rounded up by."""
+        return self.depth.max + 1 + self.chunk + 2 * STEP
+
+    @property
+    def early(self) -> int:
+        """Tokens of a row that are kept twice, before a policy's `start`."""
+        return capacity(self.start) + STEP + self.slack if self.start else 0
 
     @property
     def weights(self) -> int:
