@@ -108,7 +108,7 @@ CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), NUMBER),
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), NUMBER),
     **dict.fromkeys(("id", "client", "session_id", "group"), TEXT),
-    **dict.fromkeys(("ignore_eos", "raw", "marks"), TRUTH),
+    **dict.fromkeys(("ignore_eos", "raw", "marks", "origins"), TRUTH),
     "stop": (_stops, "a text or a list of texts, none of them empty"),
     "logit_bias": (_bias, "a mapping of token ids to numbers"),
     "grammar": (_grammar, f"one of {', '.join(KINDS)} and its source: {{'regex': '[0-9]+'}}"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.catalog import load_yaml
-from pipeline.compose import compose
+from pipeline.compose import Composed, compose
 from pipeline.errors import ConfigError, Problem
 from pipeline.graph import Graph, Node, Offer
 from pipeline.plan import Plan, Spec, plan, resolve, source
@@ -43,6 +43,7 @@ class Pipeline:
     choices: Mapping[str, Any]
     config: Mapping[str, Any]
     graph: Graph
+    composed: Composed
     _opened: list[Any] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Any]:
@@ -88,8 +89,9 @@ def build(planned: Plan) -> Pipeline:
     graph = _graph(planned, parts, stages)
     graph.check(lambda group, abilities: _able(planned, group, abilities))
     phases = {phase: list(names) for phase, names in planned.phases.items()}
-    choices, config = planned.composed.choices, planned.config
-    return Pipeline(parts, stages, phases, settings, choices, config, graph)
+    composed = planned.composed
+    told = composed.choices, planned.config, graph, composed
+    return Pipeline(parts, stages, phases, settings, *told)
 
 
 class _Maker:

@@ -64,6 +64,9 @@ class Composed:
     sources: Mapping[str, str]  # path -> where its value comes from
     catalog: Catalog
     problems: tuple[Problem, ...] = ()
+    chosen_by: Mapping[str, str] = field(
+        default_factory=dict
+    )  # group[@package] -> who, if not base
 
 
 @dataclass
@@ -75,6 +78,7 @@ class _Draft:
     choices: dict[str, Any] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
+    chosen_by: dict[str, str] = field(default_factory=dict)
 
 
 def compose(recipe: str | None, overrides: Sequence[str] = ()) -> Composed:
@@ -84,7 +88,9 @@ def compose(recipe: str | None, overrides: Sequence[str] = ()) -> Composed:
     draft = _Draft(Catalog(conf, (path.parent,) if path else ()))
     base = draft.catalog.base_choices()
     body = _load_recipe(path) if path else {}
-    draft.choices = {**base, **_recipe_choices(body, path, base, draft)}
+    chosen = _recipe_choices(body, path, base, draft)
+    draft.choices = {**base, **chosen}
+    draft.chosen_by |= dict.fromkeys(chosen, f"recipe {path and path.stem}")
     parsed = parse(overrides, [*base, ALWAYS, *draft.catalog.nested_groups()], read)
     _choose(parsed, base, draft)
     tree = _join_options(draft)
@@ -108,6 +114,7 @@ def compose(recipe: str | None, overrides: Sequence[str] = ()) -> Composed:
         draft.sources,
         draft.catalog,
         tuple(draft.problems),
+        draft.chosen_by,
     )
 
 
@@ -117,6 +124,7 @@ def recompose(
     """A configuration that was resolved before (a lock's), with values set over it. No option is joined:
     choosing another one is a problem."""
     draft = _Draft(Catalog(package_folder("conf")), choices=dict(choices))
+    draft.chosen_by |= dict.fromkeys(choices, f"lock {recipe}")
     tree = OmegaConf.create(dict(config))
     known = [str(key) for key in tree]
     parsed = parse(overrides, [*choices, ALWAYS], read)
@@ -133,8 +141,9 @@ def recompose(
     resolved = {str(key): _resolved(tree, key, str(key), draft) for key in tree}
     problems = tuple(draft.problems)
     return Composed(
-        recipe, resolved, draft.choices, draft.texts, draft.sources, draft.catalog, problems
-    )
+        recipe, resolved, draft.choices, draft.texts, draft.sources, draft.catalog, problems,
+        draft.chosen_by,
+    )  # fmt: skip
 
 
 def literal(text: str) -> str:
@@ -230,6 +239,7 @@ def _choose(parsed: Sequence[Override | Problem], base: Mapping[str, Any], draft
                 draft.problems.append(problem)
             else:
                 draft.choices[item.key] = item.option
+                draft.chosen_by[item.key] = "command line"
 
 
 def _join_options(draft: _Draft) -> DictConfig:

@@ -212,6 +212,12 @@ class Engine:
         told = [stage.stats() for stage in self._idle_stages() if hasattr(stage, "stats")]
         return {name: value for stats in told for name, value in stats.items()}
 
+    def describe(self) -> dict[str, Any]:
+        """What is served: graph, choices, settings and who said them. Plain data, any thread."""
+        from pipeline.portrait import portrait  # knows YAML, which an engine of toys does not need
+
+        return portrait(self.pipeline)  # type: ignore[arg-type]
+
     def health(self) -> dict[str, Any]:
         alive = self._thread.is_alive() and self._state in ("open", "draining")
         device = self.pipeline.parts["device"].describe() if alive else {}
@@ -269,6 +275,8 @@ class Engine:
             began = time.perf_counter()
             self.pipeline.stages[name].run(batch)
             sequence.timings[name] = time.perf_counter() - began
+            with self._lock:
+                self.totals.step("admit", name, sequence.timings[name])
         sequence.deliver(Accepted(len(sequence.prompt_ids), sequence.thinking))
         if sequence.max_new == 0 and sequence.request.prompt_logprobs is None:
             sequence.finish_reason = "length"
@@ -361,9 +369,11 @@ class Engine:
         says in `again_s` after how many seconds."""
         nobody = Batch([], None, None)  # type: ignore[arg-type]
         soon = []
-        for stage in self._idle_stages():
+        for name in self.pipeline.phases.get("idle", ()):
+            stage, began = self.pipeline.stages[name], time.perf_counter()
             try:
                 stage.run(nobody)
+                self.totals.step("idle", name, time.perf_counter() - began)
                 soon.append(getattr(stage, "again_s", None))
             except Exception:
                 self.totals.counts["faults"] += 1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from pipeline.types import Delta, Done, Event, Failed, TokenLogprob
+from pipeline.types import Delta, Done, Event, Failed, Origin, TokenLogprob
 
 
 def until_done(take: Callable[[], Event]) -> Iterator[Delta | Done]:
@@ -26,6 +26,7 @@ def collect(events: Iterable[Delta | Done]) -> dict[str, Any]:
     text: list[str] = []
     ids: list[int] = []
     logprobs: list[TokenLogprob] = []
+    origins: list[Origin] = []
     last: Done | None = None
     for event in events:
         if isinstance(event, Done):
@@ -34,6 +35,7 @@ def collect(events: Iterable[Delta | Done]) -> dict[str, Any]:
             text.append(event.text)
             ids += event.token_ids
             logprobs += event.logprobs
+            origins += event.origins
     assert last is not None, "a stream without a last event"
     return {
         "text": "".join(text),
@@ -43,6 +45,7 @@ def collect(events: Iterable[Delta | Done]) -> dict[str, Any]:
         "seed": last.seed,
         "timings": dict(last.timings),
         "speculation": asdict(last.speculation),
+        **({"origins": [asdict(origin) for origin in origins]} if origins else {}),
         **({"logprobs": [asdict(entry) for entry in logprobs]} if logprobs else {}),
         **_of_prompt(last),
     }

@@ -177,8 +177,7 @@ class Turns:
             self.pipeline.stages[name].run(batch)
             spent = time.perf_counter() - began
             batch.clock[name] = batch.clock.get(name, 0.0) + spent
-            seconds = self.totals.stage_seconds
-            seconds[name] = seconds.get(name, 0.0) + spent
+            self.totals.step(phase, name, spent)
         book_faults(batch, self.totals, self.telemetry)
 
     def _prefill(self, batch: Batch) -> None:
@@ -193,7 +192,7 @@ class Turns:
         self._end_undecoded(batch)
         if any(s.ready and s.scores is not None for s in batch.sequences):
             self._run("first", batch)
-            self._mark_first_tokens(batch)
+            self._mark_tokens(batch)
             self._retire(batch)
         if batch.sequences and all(s.ready and "suspect" in s.counts for s in batch.sequences):
             self._decode(batch)
@@ -236,11 +235,13 @@ class Turns:
             sequence.counts.pop("faults_alone", None)
         self.totals.round(batch, seconds - batch.clock.get("draft", 0.0) + drafting)
         self.pipeline.parts["depth"].observe(batch, time.perf_counter() - began)
-        self._mark_first_tokens(batch)
+        self._mark_tokens(batch)
         self._retire(batch)
 
-    def _mark_first_tokens(self, batch: Batch) -> None:
+    def _mark_tokens(self, batch: Batch) -> None:
+        """Book what accept has emitted, before rows leave."""
         for sequence in batch.sequences:
+            self.totals.counts["emitted_tokens"] += len(sequence.emitted)
             if "ttft" not in sequence.timings and sequence.output_ids:
                 sequence.timings["ttft"] = time.perf_counter() - sequence.submitted
 

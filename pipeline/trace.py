@@ -60,12 +60,21 @@ class Telemetry:
 
 @dataclass
 class Totals:
-    """Counters since the engine opened. Written by the owner, read by anybody."""
+    """Counters since the engine opened. Read by anybody; written by the owner, what belongs to `admit`
+    by the preparation pool."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    stage_seconds: dict[str, float] = field(default_factory=dict)
+    # (phase, stage) -> runs, seconds
+    steps: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
+    drafted_by_position: list[int] = field(default_factory=list)
+    accepted_by_position: list[int] = field(default_factory=list)
     # (rows, longest proposal + 1) -> rounds, seconds of them without drafting
     widths: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
+
+    def step(self, phase: str, stage: str, seconds: float) -> None:
+        """Book a stage's run."""
+        runs, spent = self.steps.get((phase, stage), (0, 0.0))
+        self.steps[phase, stage] = (runs + 1, spent + seconds)
 
     def round(self, batch: Batch, seconds: float) -> None:
         """Book a round that has been committed; `seconds` are all but the drafter's."""
@@ -80,8 +89,22 @@ class Totals:
             {"rows": rows, "width": width, "rounds": rounds, "seconds": seconds}
             for (rows, width), (rounds, seconds) in sorted(dict(self.widths).items())
         ]
-        counts, stages = dict(self.counts), dict(self.stage_seconds)
-        return {"counts": counts, "stage_seconds": stages, "widths": widths}
+        return {
+            "counts": dict(self.counts),
+            **self._times(),
+            "widths": widths,
+            "drafted_by_position": list(self.drafted_by_position),
+            "accepted_by_position": list(self.accepted_by_position),
+        }
+
+    def _times(self) -> dict[str, Any]:
+        """Seconds by stage, and of each phase runs and seconds by stage."""
+        seconds: dict[str, float] = {}
+        phases: dict[str, dict[str, Any]] = {}
+        for (phase, stage), (runs, spent) in dict(self.steps).items():
+            seconds[stage] = seconds.get(stage, 0.0) + spent
+            phases.setdefault(phase, {})[stage] = {"runs": runs, "seconds": spent}
+        return {"stage_seconds": seconds, "phases": phases}
 
 
 def enter(sequence: Sequence, batch: Batch) -> None:
@@ -109,8 +132,9 @@ def count_round(sequence: Sequence, totals: Totals) -> None:
     counts["accepted"] = counts.get("accepted", 0) + accepted
     totals.counts["drafted"] += drafted
     totals.counts["accepted"] += accepted
-    _add_positions(sequence.drafted_by_position, drafted)
-    _add_positions(sequence.accepted_by_position, accepted)
+    for books in (sequence, totals):
+        _add_positions(books.drafted_by_position, drafted)
+        _add_positions(books.accepted_by_position, accepted)
 
 
 def _add_positions(by_position: list[int], length: int) -> None:

@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from pipeline.types import Batch, Delta, Emitted, FinishReason, Sequence, Target, TokenLogprob
+from pipeline.types import (
+    Batch,
+    Delta,
+    Emitted,
+    FinishReason,
+    Origin,
+    Sequence,
+    Target,
+    TokenLogprob,
+)
 from pipeline.types.text import StreamDecoder
 from stages.stop_text import StopText
 
@@ -26,13 +35,14 @@ class Delivery:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
     finish: FinishReason | None = None
     stop: str | None = None  # the stop string that is complete
 
     def send(self, sequence: Sequence) -> None:
         if self.text or self.token_ids:
-            ids, logprobs = tuple(self.token_ids), tuple(self.logprobs)
-            sequence.deliver(Delta(self.text, ids, logprobs))
+            told = tuple(self.token_ids), tuple(self.logprobs), tuple(self.origins)
+            sequence.deliver(Delta(self.text, *told))
 
 
 class Detokenize:
@@ -118,6 +128,8 @@ def _take(delivery: Delivery, state: TextState, emitted: Emitted) -> None:
     delivery.token_ids.append(emitted.token_id)
     if emitted.logprob is not None:
         delivery.logprobs.append(emitted.logprob)
+    if emitted.origin is not None:
+        delivery.origins.append(emitted.origin)
     if delivery.stop:
         delivery.finish = "stop"
         state.decoder.flush()  # what follows the stop string in this token is not content

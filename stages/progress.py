@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from pipeline.identity import digest
-from pipeline.types import Attachment, Attempt, Emitted, Sequence, TokenLogprob
+from pipeline.types import Attachment, Attempt, Emitted, Origin, Sequence, TokenLogprob
 
 SCHEMA = "resume-1"  # of the record; others are not gone on from
 
@@ -120,7 +120,8 @@ def emitted_by(record: Attachment, tokens: Seq[int], sequence: Sequence) -> list
     if record.schema != SCHEMA or start != len(sequence.prompt_ids) or len(tokens) < start:
         raise ValueError(f"a record of {start} prompt tokens, {len(tokens)} in all")
     ids = [*tokens[start:], int(record.metadata["pending"])]
+    origin = Origin("resumed") if sequence.request.origins else None
     if sequence.request.logprobs is None:
-        return [Emitted(token) for token in ids]
+        return [Emitted(token, None, origin) for token in ids]
     entries = Logprobs(record.tensors).entries(ids)
-    return [Emitted(token, entry) for token, entry in zip(ids, entries, strict=True)]
+    return [Emitted(token, entry, origin) for token, entry in zip(ids, entries, strict=True)]

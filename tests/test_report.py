@@ -6,13 +6,10 @@ import base64
 import re
 from contextlib import contextmanager
 from io import StringIO
-from shutil import which
 
 import lab_rows
 import pytest
 from rich.console import Console
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 
 from pipeline.lab.report import as_html, front
 from pipeline.lab.tables import as_csv, as_table, repeat, short, shown, with_unit
@@ -44,18 +41,6 @@ def page(tmp_path_factory):
     file = tmp_path_factory.mktemp("report") / "report.html"
     file.write_text(html, encoding="utf-8")
     return file
-
-
-@pytest.fixture(scope="module")
-def browser():
-    options = webdriver.ChromeOptions()
-    options.binary_location = which("chromium") or which("google-chrome")
-    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(word)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(which("chromedriver")))
-    yield driver
-    driver.quit()
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from pipeline.lab import (
     lines_engine,
     lines_kv,
     lines_own,
+    lines_page,
     lines_paged,
     lines_parts,
     lines_rivals,
@@ -43,6 +44,7 @@ from pipeline.lab.table import header, machine, row, table
 LINES: tuple[Line, ...] = (
     *lines_engine.LINES,
     *lines_own.LINES,
+    *lines_page.LINES,
     *lines_rows.LINES,
     *lines_kv.LINES,
     *lines_drafting.LINES,

@@ -10,9 +10,10 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pipeline.server.assets import Assets
 from pipeline.server.chat import Chat
 from pipeline.server.completions import Completions
 from pipeline.server.contract import ServedEngine
@@ -27,6 +28,7 @@ from pipeline.server.settings import ServerSettings
 from pipeline.server.spans.provider import Tracing
 from pipeline.server.status import Status
 from pipeline.server.tokens import Tokens, routes_of
+from pipeline.server.viewers import Viewers
 from pipeline.server.writer import Family
 
 
@@ -42,7 +44,7 @@ def create_app(
         "/v1/messages": Messages(store),
         "/v1/responses": (responses := Responses(store)),
     }
-    routes = [
+    routes: list[Route | Mount] = [
         Route(path, _endpoint(Generation(engine, settings, metrics, family)), methods=["POST"])
         for path, family in families.items()
     ]
@@ -53,6 +55,9 @@ def create_app(
         Route("/v1/responses/{name}/input_items", responses.input_items),
         Route("/openapi.json", Description().answer),
         *_routes(Status(engine, metrics)),
+        Route("/", (assets := Assets()).index),
+        Route("/events", Viewers(engine).events),
+        Mount("/page", assets, name="page"),
     ]
     traced = [tracing.middleware(families)] if tracing else []
     app = Starlette(

@@ -51,6 +51,7 @@ def base_request(body: Common, name: str, bounds: Bounds) -> Request:
         ignore_eos=bool(body.ignore_eos),
         prefill_chunk=body.prefill_chunk,
         prompt_logprobs=body.prompt_logprobs,
+        origins=bool(body.token_origins),
         **bounds.caller.asks(body.user, body.priority, body.session_id),
     )
 

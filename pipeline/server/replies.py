@@ -13,6 +13,7 @@ from pipeline.server.asked import include_usage
 from pipeline.server.contract import ServedEngine
 from pipeline.server.errors import Fault
 from pipeline.server.logprobs import Logprobs, prompt_form
+from pipeline.server.token_origins import TokenOrigins
 from pipeline.server.voices import News, Voice, voices
 from pipeline.server.writer import frame
 from pipeline.types import Done, TokenLogprob
@@ -33,6 +34,11 @@ class Chunks:
         self._formats = [
             None if r.logprobs is None else self.logprobs(r.logprobs) for r in answer.asked.requests
         ]
+        self._origins = {
+            i: TokenOrigins(self.tokenizer, marks=r.marks)
+            for i, r in enumerate(answer.asked.requests)
+            if r.origins
+        }
 
     # --- an endpoint's own words
 
@@ -55,17 +61,26 @@ class Chunks:
         return ()
 
     def news(self, index: int, news: News) -> Iterable[bytes]:
-        """Log-probabilities go out with the first chunk of their burst."""
-        logprobs = self.formatted(index, news.entries) if news.entries else None
+        """Log-probabilities and origins go out with the first chunk of their burst."""
+        first = self._of_tokens(index, news)
         parts = self.parts(index, news)
-        if not parts and logprobs is not None:
+        if not parts and first:
             parts = [self.parts_of_nothing()]
         for part in parts:
-            yield self.chunk(index, part, logprobs)
-            logprobs = None
+            yield self.chunk(index, part | first)
+            first = {}
+
+    def _of_tokens(self, index: int, news: News) -> dict[str, Any]:
+        """What a chunk says of its burst's tokens beside their text."""
+        found: dict[str, Any] = {}
+        if news.entries and self._formats[index]:
+            found["logprobs"] = self.formatted(index, news.entries)
+        if news.told:
+            found["headrace"] = {"tokens": self._origins[index].take(news.told)}
+        return found
 
     def parts_of_nothing(self) -> dict[str, Any]:
-        """A chunk that shows nothing but log-probabilities."""
+        """A chunk that has no text."""
         raise NotImplementedError
 
     def ended(self, index: int, done: Done) -> Iterable[bytes]:
@@ -81,9 +96,9 @@ class Chunks:
     def failed(self, fault: Fault) -> Iterable[bytes]:
         yield frame(fault.body())
 
-    def chunk(self, index: int, part: dict[str, Any], logprobs: Any = None) -> bytes:
-        choice = {"index": index, **part, "logprobs": logprobs, "finish_reason": None}
-        return self._framed([choice])
+    def chunk(self, index: int, part: dict[str, Any]) -> bytes:
+        logprobs = part.get("logprobs")
+        return self._framed([{"index": index, **part, "logprobs": logprobs, "finish_reason": None}])
 
     # --- objects
 
@@ -118,7 +133,10 @@ class Chunks:
         assert voice.done is not None, "a reply is written when every choice has ended"
         part = {"logprobs": self.formatted(index, voice.entries)}
         part |= self.whole_choice(index, voice)
-        ending = {"finish_reason": voice.finish_reason, "headrace": extra(voice.done)}
+        told = extra(voice.done)
+        if index in self._origins:
+            told["tokens"] = self._origins[index].take(voice.told)
+        ending = {"finish_reason": voice.finish_reason, "headrace": told}
         return {"index": index, **part, **ending}
 
     def _head(self, name: str) -> dict[str, Any]:

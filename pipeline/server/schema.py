@@ -154,6 +154,7 @@ class Common(Body):
     # ours
     ignore_eos: bool | None = None
     session_id: str | None = None
+    token_origins: bool | None = None  # say of each token where it came from
     prefill_chunk: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
 
 

@@ -23,7 +23,7 @@ from pipeline.types import Delta, Done
 
 log = logging.getLogger("headrace.server")
 
-_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class EventStream(Response):
@@ -34,7 +34,7 @@ class EventStream(Response):
     def __init__(
         self, answer: Answer, writer: Writer, headers: Mapping[str, str], keepalive_s: float
     ):
-        super().__init__(headers={**_HEADERS, **headers})
+        super().__init__(headers={**HEADERS, **headers})
         del self.headers["content-length"]
         self._answer, self._writer, self._keepalive_s = answer, writer, keepalive_s
         self._sent = 0.0

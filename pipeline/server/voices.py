@@ -11,6 +11,7 @@ from pipeline.server.answer import Answer
 from pipeline.server.contract import ServedEngine
 from pipeline.server.conversation import CalledFunction, Plain, call_for_template
 from pipeline.server.speech import CallBegins, CallText, Content, Piece, Reasoning, Speech
+from pipeline.server.token_origins import Told
 from pipeline.types import Delta, Dialect, Done, Request, TokenLogprob
 
 
@@ -25,11 +26,12 @@ class Call:
 
 @dataclass(frozen=True)
 class News:
-    """What a burst of tokens adds. Log-probabilities come with their tokens, though a token's text may
-    still be held back."""
+    """What a burst of tokens adds. Log-probabilities and origins come with their tokens, though a
+    token's text may still be held back."""
 
     pieces: list[Piece]
     entries: Sequence[TokenLogprob] = ()
+    told: Sequence[Told] = ()
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Voice:
     inside: bool  # its prompt has opened its reasoning
     pieces: list[Piece] = field(default_factory=list)
     entries: list[TokenLogprob] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     begun: int = 0  # calls
     done: Done | None = None
@@ -49,10 +52,12 @@ class Voice:
         deltas = list(deltas)
         entries = [entry for delta in deltas for entry in delta.logprobs]
         self.entries += entries
+        told = [pair for d in deltas for pair in zip(d.token_ids, d.origins, strict=False)]
+        self.told += told
         self.ids += [token for delta in deltas for token in delta.token_ids]
         pieces = self.speech.push("".join(delta.text for delta in deltas))
         self._remember(pieces)
-        return News(pieces, entries)
+        return News(pieces, entries, told)
 
     def end(self, done: Done) -> News:
         self.done = done

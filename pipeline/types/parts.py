@@ -303,6 +303,9 @@ class RowSampler(Protocol):
     def logprob(self, logits_V: Any, token_id: int) -> TokenLogprob | None:
         """What `draw` would say of this token."""
 
+    def overruled(self, logits_V: Any) -> bool:
+        """Whether the constraint forbids the highest score at the row's place. Changes nothing."""
+
     def push(self, token_id: int) -> None:
         """This token was emitted; penalties see it from now on."""
 
@@ -334,7 +337,8 @@ class Rule(Part, Protocol):
     ) -> tuple[list[Emitted], int]:
         """Walk the window: emitted tokens (accepted drafts, then a correction or bonus) and how many
         drafts were accepted. Stops after an EOS (emitted last, counted as accepted if drafted) and
-        after `limit` tokens; nothing beyond is sampled. logits_LV is a host array."""
+        after `limit` tokens; nothing beyond is sampled. Each has its origin where the request wants
+        that. logits_LV is a host array."""
 
 
 class Matcher(Protocol):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+OriginKind = Literal["accepted", "correction", "bonus", "plain", "resumed"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Request:
     grammar: Grammar | None = None
     reasoning_budget: ReasoningBudget | None = None  # None: as many as it takes
     prompt_logprobs: int | None = None  # None: off; n: every prompt token and the n best
+    origins: bool = False  # say of each token where it came from
     ignore_eos: bool = False  # go on after EOS (benchmarks)
     prefill_chunk: int | None = None  # tokens
     marks: bool = False  # text of special tokens around reasoning and tool calls is delivered too
@@ -86,6 +88,17 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a delivered token came from. "accepted": it was drafted and the target agreed; "correction":
+    the target's own in place of a draft; "bonus": the one more that a window agreed to throughout gives;
+    "plain": nothing was drafted there; "resumed": an earlier attempt at this answer had drawn it."""
+
+    kind: OriginKind
+    constrained: bool = False  # the constraint forbids what the model itself liked best there
+    rejected: tuple[int, ...] = ()  # of a correction: the drafted ids that were given up for it
 
 
 @dataclass(frozen=True)
@@ -139,6 +152,7 @@ class Delta:
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+    origins: tuple[Origin, ...] = ()  # one a token where the request wants them
 
 
 @dataclass(frozen=True)

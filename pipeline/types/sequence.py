@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.types.request import (
     Event,
     FinishReason,
+    Origin,
     PromptLogprob,
     Request,
     Sampling,
@@ -28,10 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Emitted:
-    """A token the target agreed to, with its log-probability where the request wants it."""
+    """A token the target agreed to, with its log-probability and its origin where the request wants
+    them."""
 
     token_id: int
     logprob: TokenLogprob | None = None
+    origin: Origin | None = None
 
 
 class Proposal(list[int]):

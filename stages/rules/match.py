@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.types import Emitted, Sequence, TokenLogprob
+from pipeline.types import Emitted, Origin, Sequence, TokenLogprob
 
 Draw = Callable[[int], tuple[int, TokenLogprob | None]]
 
@@ -35,9 +35,10 @@ class Match:
         accepted = 0
         for index in range(min(limit, 1 + len(proposal))):
             token, logprob = draw(index)
-            sampler.push(token)
-            emitted.append(Emitted(token, logprob))
             agreed = index < len(proposal) and token == proposal[index]
+            origin = _origin(sequence, index, logits_LV[index], agreed)
+            sampler.push(token)
+            emitted.append(Emitted(token, logprob, origin))
             accepted += agreed
             if not agreed or token in eos_ids or sampler.matcher.done:
                 break
@@ -51,6 +52,19 @@ class Match:
             return lambda index: sampler.draw(logits_LV[index], start + index)
         best_L = np.argmax(logits_LV, axis=-1)
         return lambda index: (_finite(logits_LV[index], int(best_L[index])), None)
+
+
+def _origin(sequence: Sequence, index: int, logits_V: Any, agreed: bool) -> Origin | None:
+    """Of the token at `index` of the window, before it is pushed; None where nobody asks."""
+    if not sequence.request.origins:
+        return None
+    assert sequence.sampler is not None
+    overruled, proposal = sequence.sampler.overruled(logits_V), sequence.proposal
+    if agreed:
+        return Origin("accepted", overruled)
+    if index < len(proposal):
+        return Origin("correction", overruled, tuple(proposal[index:]))
+    return Origin("bonus" if proposal else "plain", overruled)
 
 
 def _finite(logits_V: Any, token: int) -> int:

@@ -109,6 +109,13 @@ class StandardRow:
             return None
         return token_logprob(self._penalized(logits_V), token_id, self._logprobs)
 
+    def overruled(self, logits_V: Any) -> bool:
+        if self.matcher.free:
+            return False
+        logits = self._penalized(logits_V)
+        best = int(logits.argmax())
+        return bool(self.matcher.mask(logits)[best] != logits[best])
+
     def push(self, token_id: int) -> None:
         self._penalties.push(token_id)
         self.matcher.push(token_id)

@@ -1,0 +1,61 @@
+"""GET /events: what the page shows, pushed to all who look at it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from pipeline.server.contract import ServedEngine
+from pipeline.server.streaming import HEADERS
+from pipeline.server.writer import frame
+
+PERIOD_S = 1.0  # between two looks at the engine
+
+
+class Viewers:
+    """First an event `pipeline`: what is served; then `figures`, all of /stats. They are taken at most
+    once a period for all viewers together, and not at all while there are none."""
+
+    def __init__(self, engine: ServedEngine, period_s: float = PERIOD_S):
+        self._engine, self._period_s = engine, period_s
+        self._instance = uuid4().hex  # another one: the server has been started again
+        self._coming: asyncio.Future[tuple[bytes, bool]] | None = None
+        self._taken = -period_s  # when, monotonic seconds
+        self._served: bytes | None = None
+
+    async def events(self, request: Request) -> Response:
+        return StreamingResponse(self._stream(), media_type="text/event-stream", headers=HEADERS)
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        if self._served is None:
+            self._served = await asyncio.to_thread(self._describe)
+        yield self._served
+        going = True
+        while going:
+            figures, going = await self._next()
+            yield figures
+
+    async def _next(self) -> tuple[bytes, bool]:
+        """The next figures, shared by all who wait for them, and whether others may follow."""
+        if self._coming is None or self._coming.done():
+            self._coming = asyncio.ensure_future(self._take())
+        return await asyncio.shield(self._coming)
+
+    async def _take(self) -> tuple[bytes, bool]:
+        await asyncio.sleep(self._taken + self._period_s - time.monotonic())
+        self._taken = time.monotonic()
+        stats = self._engine.stats()
+        going = stats["state"] in ("open", "draining")
+        return frame({"at": self._taken, **stats}, "figures"), going
+
+    def _describe(self) -> bytes:
+        info, health = self._engine.target_info, self._engine.health()
+        served: dict[str, Any] = {"instance": self._instance, "model": info["name"]}
+        served |= {"context": info["context_len"], "device": health["device"]}
+        return frame({**served, **self._engine.describe()}, "pipeline")
