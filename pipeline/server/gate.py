@@ -16,7 +16,8 @@ from pipeline.server.origins import Origins
 from pipeline.server.quota import Quota
 from pipeline.server.settings import ServerSettings
 
-OPEN = frozenset({"/health", "/ready"})  # no key is asked for
+OPEN = frozenset({"/", "/health", "/ready"})  # no key is asked for
+FILES = "/page/"  # nor for the page's files: they hold no data
 
 
 class Gate:
@@ -59,7 +60,7 @@ class Gate:
         if name is not None:
             key = self._keyring.keys[name]
             return Caller(name, address, True, key.admin, key.priority, key.weight)
-        if scope["path"] in OPEN:
+        if scope["path"] in OPEN or scope["path"].startswith(FILES):
             return Caller(address=address, known=False)
         raise _refusal(len(secrets))
 

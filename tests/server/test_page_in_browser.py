@@ -14,6 +14,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 import pipeline
+from pipeline.server.keys import make_key
 from pipeline.server.run import serve_in_thread
 from pipeline.server.settings import ServerSettings
 
@@ -238,6 +239,30 @@ def test_the_configuration_says_who_chose_what(page):
       return [...document.querySelectorAll('#config tr.set')]
         .map(row => [...row.cells].map(cell => cell.textContent))""")
     assert ["depth.max", "4", "command line"] in rows
+
+
+def test_where_keys_are_needed_the_page_asks_for_one(browser, tmp_path):
+    secret, digest = make_key()
+    (tmp_path / "keys.yaml").write_text(f'alice: {{sha256: "{digest}"}}')
+    settings = ServerSettings(shutdown_s=1, keys=str(tmp_path / "keys.yaml"))
+    with pipeline.load("fake", *OVERRIDES) as engine, serve_in_thread(engine, settings) as base:
+        browser.get(base + "/")
+        until(browser, "!document.getElementById('key').hidden")
+        assert not browser.find_element(By.ID, "main").is_displayed()
+        assert "smollm2" not in browser.page_source and "ngram" not in browser.page_source
+        browser.switch_to.active_element.send_keys("wrong", Keys.ENTER)
+        until(browser, "document.getElementById('key-fault').textContent.includes('not known')")
+        browser.switch_to.active_element.send_keys(secret, Keys.ENTER)
+        until(browser, "!document.getElementById('main').hidden")
+        assert "200 tokens" in send(browser, "hello")
+        shown = browser.execute_script("return document.documentElement.textContent")
+        assert secret not in shown and "$HEADRACE_API_KEY" in shown
+        assert 'os.environ["HEADRACE_API_KEY"]' in shown
+        browser.refresh()
+        until(browser, "!document.getElementById('main').hidden")
+        browser.execute_script("sessionStorage.clear()")
+        browser.get("about:blank")
+    browser.get_log("browser")  # Chromium logs every 401
 
 
 def test_it_says_when_the_server_was_started_again(browser, tmp_path):
