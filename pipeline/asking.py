@@ -104,7 +104,7 @@ CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     **dict.fromkeys(
         ("max_tokens", "logprobs", "prompt_logprobs", "prefill_chunk", "priority"), WHOLE
     ),
-    **dict.fromkeys(("top_k", "seed"), WHOLE),
+    **dict.fromkeys(("top_k", "seed", "drawn_seed"), WHOLE),
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), NUMBER),
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), NUMBER),
     **dict.fromkeys(("id", "client", "session_id", "group"), TEXT),

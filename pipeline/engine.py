@@ -107,6 +107,10 @@ class Engine:
         if was != "new" and self._thread is not threading.current_thread():
             self._thread.join()
 
+    def wait(self) -> None:
+        """Until the engine's thread has ended, by `close` or by a fault."""
+        self._thread.join()
+
     def drain(self, timeout_s: float) -> bool:
         """Stop admission and wait for the open requests; True if all ended in time."""
         with self._lock:
@@ -157,6 +161,11 @@ class Engine:
         return make_request(prompt, wanted, has_template=self.tokenizer.template is not None)
 
     # --- what is known
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Groups of plain settings: server, telemetry, …"""
+        return self.pipeline.settings
 
     @property
     def tokenizer(self) -> Any:
@@ -277,7 +286,7 @@ class Engine:
             sequence.timings[name] = time.perf_counter() - began
             with self._lock:
                 self.totals.step("admit", name, sequence.timings[name])
-        sequence.deliver(Accepted(len(sequence.prompt_ids), sequence.thinking))
+        sequence.deliver(Accepted(len(sequence.prompt_ids), sequence.thinking, sequence.seed))
         if sequence.max_new == 0 and sequence.request.prompt_logprobs is None:
             sequence.finish_reason = "length"
             sequence.deliver(done(sequence))

@@ -70,7 +70,12 @@ class BusyError(HeadraceError):
 
 
 class ClosedError(HeadraceError):
-    """The engine does not take requests: it is stopping, or its thread has failed."""
+    """The engine does not take requests: it is stopping, its thread has failed, or its process is being
+    started again, which should be done in `retry_after_s` seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 5.0):
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 def refuse(**wrong: str) -> None:

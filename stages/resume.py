@@ -101,6 +101,10 @@ class Resume:
             if not search.done():
                 return False
             match = search.take()
+            if match is not None and self._of_another(sequence, search.attempt, match):
+                match.release()
+                search.turn()
+                continue
             if match is not None and self._go_on(sequence, search.attempt, match):
                 return True
             if match is not None:
@@ -108,6 +112,12 @@ class Resume:
                 attempts.end(search.attempt)
             search.turn()
         return True
+
+    def _of_another(self, sequence: Sequence, attempt: Attempt, match: Match) -> bool:
+        """Whether it is the answer of an equal request for which another seed was drawn."""
+        drawn = sequence.request.drawn_seed
+        record = next(n for n in match.state.attachments if n.namespace == attempt.label)
+        return drawn is not None and record.metadata.get("seed") != drawn
 
     def _go_on(self, sequence: Sequence, attempt: Attempt, match: Match) -> bool:
         """False where the record cannot be used; the sequence is then as it was."""

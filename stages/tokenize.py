@@ -69,12 +69,15 @@ class Tokenize:
         lower = self.sampler.defaults.over(self.target.generation).over(NEUTRAL)
         sequence.sampling = request.sampling.over(lower)
         self._check_bias(sequence.sampling.logit_bias or ())
-        seed = sequence.sampling.seed
-        sequence.seed = secrets.randbits(63) if seed is None else seed
+        sequence.seed = self._seed(request, sequence.sampling.seed)
         matcher = self.constraint.bind(request, self.target, sequence.thinking)
         sequence.sampler = self.sampler.bind(
             sequence.sampling, sequence.seed, sequence.prompt_ids, request.logprobs, matcher
         )
+
+    def _seed(self, request: Request, asked: int | None) -> int:
+        given = request.drawn_seed if asked is None else asked
+        return secrets.randbits(63) if given is None else given
 
     def _ids(self, request: Request) -> list[int]:
         tokenizer = self.target.tokenizer

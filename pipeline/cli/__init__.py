@@ -20,11 +20,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     with warnings.catch_warnings():
-        _say_warnings_plainly()
+        say_warnings_plainly()
         return _run(words)
 
 
-def _say_warnings_plainly() -> None:
+def say_warnings_plainly() -> None:
     """One line each, and each once: where in our files it was found helps nobody."""
     said: set[str] = set()
 

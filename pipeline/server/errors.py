@@ -96,8 +96,8 @@ def describe(error: BaseException) -> Fault:
         case BusyError(retry_after_s=wait, code=code):
             headers = {"retry-after": str(max(1, math.ceil(wait)))}
             return Fault(429, str(error), "rate_limit_error", None, code, headers)
-        case ClosedError():
-            headers = {"retry-after": "5"}
+        case ClosedError(retry_after_s=wait):
+            headers = {"retry-after": str(max(1, math.ceil(wait)))}
             return Fault(503, str(error), "server_error", None, "engine_closed", headers)
         case HTTPException():
             return _http_fault(error)

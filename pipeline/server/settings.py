@@ -48,6 +48,9 @@ class ServerSettings:
         responses_ttl_s: float = 3600.0,  # how long an answer can be gone on from, in seconds
         responses_bytes: int = 32 << 20,  # room for such answers, as JSON
         responses_folder: str | None = None,  # where they outlive the process; None: in memory
+        isolate: bool = False,  # the engine in a process of its own
+        restarts: int = 5,  # of that process in a row, until it is given up
+        restart_s: float = 0.5,  # pause before the second of them; then twice as long each
     ):
         self.host, self.port = host, port
         self.socket, self.keys = socket, keys
@@ -57,6 +60,7 @@ class ServerSettings:
         self.keepalive_s, self.shutdown_s = keepalive_s, shutdown_s
         self.responses_ttl_s, self.responses_bytes = responses_ttl_s, responses_bytes
         self.responses_folder = responses_folder
+        self.isolate, self.restarts, self.restart_s = isolate, restarts, restart_s
         if problems := [*self._out_of_range(), *self._unsafe()]:
             raise ConfigError(problems)
 
@@ -105,6 +109,8 @@ class ServerSettings:
             ("keepalive_s", self.keepalive_s > 0, "must be more than 0 seconds"),
             ("responses_ttl_s", self.responses_ttl_s > 0, "must be more than 0 seconds"),
             ("responses_bytes", self.responses_bytes >= 0, "must not be negative"),
+            ("restarts", self.restarts >= 0, "must not be negative"),
+            ("restart_s", self.restart_s > 0, "must be more than 0 seconds"),
             ("shutdown_s", self.shutdown_s >= 0, "must not be negative"),
         )
         return [

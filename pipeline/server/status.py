@@ -37,7 +37,8 @@ class Status:
 
     async def close_session(self, request: Request) -> Response:
         """204, whether the session was known or not: it is affinity, and nothing is lost with it."""
-        self.engine.close_session(caller(request).session(request.path_params["name"]))
+        name = caller(request).session(request.path_params["name"])
+        await asyncio.to_thread(self.engine.close_session, name)
         return Response(status_code=204)
 
     async def health(self, request: Request) -> Response:
@@ -53,10 +54,11 @@ class Status:
         return JSON({"ready": ready}, 200 if ready else 503)
 
     async def stats(self, request: Request) -> Response:
-        return JSON(self.engine.stats())
+        return JSON(await asyncio.to_thread(self.engine.stats))
 
     async def prometheus(self, request: Request) -> Response:
-        return Response(self.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+        text = await asyncio.to_thread(self.metrics.text)
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def flush(self, request: Request) -> Response:
         """200 if all saved state is on disk now, else 503; either way with the figures."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -57,8 +58,7 @@ class Tokens:
         reply = {"tokens": ids, "count": len(ids)}
         reply["max_model_len"] = self.engine.target_info["context_len"]
         if body.return_token_strs:
-            spelled = map(self.engine.tokenizer.token_bytes, ids)
-            reply["token_strs"] = [data.decode("utf-8", "replace") for data in spelled]
+            reply["token_strs"] = await asyncio.to_thread(self._spelled, ids)
         return JSON(reply, headers=warning(unknown))
 
     async def detokenize(self, request: Request) -> Response:
@@ -77,6 +77,10 @@ class Tokens:
         messages, args, _, ignored = prompt(body, limits)
         ids = await asyncio.to_thread(self.engine.tokenizer.render, messages, args)
         return JSON({"input_tokens": len(ids)}, headers=warning(ignored))
+
+    def _spelled(self, ids: Sequence[int]) -> list[str]:
+        spelled = map(self.engine.tokenizer.token_bytes, ids)
+        return [data.decode("utf-8", "replace") for data in spelled]
 
     def _ids(self, body: TokenizeBody) -> list[int]:
         given = [v for v in (body.prompt, body.content, body.messages) if v is not None]

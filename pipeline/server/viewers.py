@@ -50,8 +50,8 @@ class Viewers:
     async def _take(self) -> tuple[bytes, bool]:
         await asyncio.sleep(self._taken + self._period_s - time.monotonic())
         self._taken = time.monotonic()
-        stats = self._engine.stats()
-        going = stats["state"] in ("open", "draining")
+        stats = await asyncio.to_thread(self._engine.stats)
+        going = stats["state"] in ("open", "draining", "restarting")
         return frame({"at": self._taken, **stats}, "figures"), going
 
     def _describe(self) -> bytes:

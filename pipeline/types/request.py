@@ -78,6 +78,9 @@ class Request:
     weight: float = 1.0  # of the client: its share, where the scheduler's own settings do not say
     priority: int = 0  # higher is sooner
     session_id: str | None = None  # affinity only; never part of a namespace
+    drawn_seed: int | None = (
+        None  # drawn for it by an engine that is gone: it is that answer which goes on
+    )
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,7 @@ class Accepted:
 
     prompt_tokens: int
     thinking: bool = False  # the prompt leaves the answer in the middle of reasoning
+    seed: int | None = None  # asked for, or drawn
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,46 @@
+"""What the server's process may ask of the engine beside requests. Both sides know it by these names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from pipeline.engine import Engine
+
+DIALECT = ("reasoning", "reasoning_ids", "tools", "native", "reads", "short_ids", "shown")
+
+
+def calls(engine: Engine) -> Mapping[str, Callable[..., Any]]:
+    """Name -> what answers it, in plain data."""
+    text = engine.tokenizer
+    dialect = text.dialect
+
+    def read_calls(**what: Any) -> list[dict[str, Any]]:
+        return [asdict(call) for call in dialect.calls(**what)]
+
+    return {
+        "stats": engine.stats,
+        "describe": engine.describe,
+        "flush": engine.flush,
+        "close_session": engine.close_session,
+        "encode": text.encode,
+        "render": text.render,
+        "decode": text.decode,
+        "spell": lambda token_id: spell(text, token_id),
+        "calls": read_calls,
+        "grammar": dialect.grammar,
+        "opened": dialect.opened,
+        "thought": dialect.thought,
+    }
+
+
+def spell(text: Any, token_id: int) -> str:
+    """A token's bytes as JSON can carry them."""
+    data: bytes = text.token_bytes(token_id)
+    return data.decode("latin-1")
+
+
+def told_of(text: Any) -> dict[str, Any]:
+    """The dialect's facts, for `Text`."""
+    return {name: getattr(text.dialect, name) for name in DIALECT}

@@ -1,0 +1,159 @@
+"""What crosses between the server's process and the engine's: JSON, one message a line.
+
+Each message is a dataclass below, made of what `pipeline.types` says of requests and events; pydantic
+writes it and checks it on arrival. Nothing that arrives is ever run.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from pipeline.isolate.faults import Fault
+from pipeline.types import Accepted, Delta, Done, Request
+
+BATCH = 64  # messages joined into one write
+
+
+@dataclass(frozen=True)
+class Submit:
+    id: int
+    request: Request
+    kind: Literal["submit"] = "submit"
+
+
+@dataclass(frozen=True)
+class Cancel:
+    id: int
+    kind: Literal["cancel"] = "cancel"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A question, or work that is no request, by its name in `calls`."""
+
+    id: int
+    name: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    kind: Literal["call"] = "call"
+
+
+@dataclass(frozen=True)
+class Close:
+    """End what runs, write what is to survive, and end."""
+
+    kind: Literal["close"] = "close"
+
+
+@dataclass(frozen=True)
+class Text:
+    """What the server's process has to know of the tokenizer and its dialect without asking."""
+
+    template: str | None
+    identity: str
+    special_ids: frozenset[int]
+    dialect: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The engine takes requests. `settings` are the groups that the server itself uses."""
+
+    info: Mapping[str, Any]
+    device: Mapping[str, Any]
+    settings: Mapping[str, Mapping[str, Any]]
+    text: Text
+    resumable: bool
+    kind: Literal["opened"] = "opened"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The engine could not be made or opened."""
+
+    fault: Fault
+    kind: Literal["refused"] = "refused"
+
+
+@dataclass(frozen=True)
+class Told:
+    """An event of a request; a `Fault` stands for `Failed`."""
+
+    id: int
+    event: Accepted | Delta | Done | Fault
+    kind: Literal["told"] = "told"
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """Bytes of tokens, a letter of Latin-1 a byte, before the first event that names them."""
+
+    tokens: Mapping[int, str]
+    kind: Literal["spelled"] = "spelled"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """To the call of that number."""
+
+    id: int
+    value: Any = None
+    fault: Fault | None = None
+    kind: Literal["reply"] = "reply"
+
+
+Order = Submit | Cancel | Call | Close
+News = Opened | Refused | Told | Spelled | Reply
+
+
+class Line:
+    """One end of the connection. `say` never waits: a thread writes. `heard` ends when the other side does."""
+
+    def __init__(self, end: socket.socket, reads: Any):
+        config = ConfigDict(ser_json_inf_nan="constants")  # a log-probability may be minus infinity
+        messages: Any = Annotated[Order | News, Field(discriminator="kind")]
+        self._writes: TypeAdapter[Any] = TypeAdapter(messages, config=config)
+        self._reads: TypeAdapter[Any] = TypeAdapter(Annotated[reads, Field(discriminator="kind")])
+        self._end, self._file = end, end.makefile("rb")
+        self._waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name="headrace-line", daemon=True)
+        self._writer.start()
+
+    def say(self, *messages: Any) -> None:
+        for message in messages:
+            self._waiting.put(message)
+
+    def heard(self) -> Iterator[Any]:
+        try:
+            for line in self._file:
+                yield self._reads.validate_json(line)
+        except OSError:  # reset: it is gone, as at the end
+            return
+
+    def close(self) -> None:
+        """What has been said leaves first."""
+        self._waiting.put(None)
+        self._writer.join()
+        self._file.close()
+        self._end.close()
+
+    def _write(self) -> None:
+        more = True
+        while more:
+            messages = [self._waiting.get()]
+            while len(messages) < BATCH and not self._waiting.empty():
+                messages.append(self._waiting.get())
+            more = None not in messages
+            try:
+                self._end.sendall(self._encoded(m for m in messages if m is not None))
+            except OSError:
+                return  # nobody reads any more
+
+    def _encoded(self, messages: Iterable[Any]) -> bytes:
+        return b"".join(self._writes.dump_json(m, warnings=False) + b"\n" for m in messages)
