@@ -39,6 +39,7 @@ from pipeline.types import Done, Event, Failed, Request
 log = logging.getLogger("headrace.isolate")
 
 CALL_S = 10.0  # for an answer to what needs no time
+END_S = 10.0  # for the end of a process that has hung up
 CLOSE_S = 120.0  # for the end of a process that was told to end; it may have states to write
 
 
@@ -232,7 +233,7 @@ class IsolatedEngine:
         except Exception:
             log.exception("the engine's process says what is not understood")
             process.kill()
-        return process.end(CLOSE_S if self._state == "closed" else None)
+        return process.end(CLOSE_S if self._state == "closed" else END_S)
 
     def _again(self) -> bool:
         """Whether another process is to be started, once its time has come."""
