@@ -163,11 +163,6 @@ class Engine:
     # --- what is known
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """Groups of plain settings: server, telemetry, …"""
-        return self.pipeline.settings
-
-    @property
     def tokenizer(self) -> Any:
         if self._state in ("new", "opening"):
             raise ClosedError("the engine is not open: use `with pipeline.load(…) as engine:`")
@@ -177,10 +172,9 @@ class Engine:
     def target_info(self) -> dict[str, Any]:
         model = self.pipeline.parts["model"]
         limits = self.pipeline.parts["limits"]
-        context = limits.context or model.context_len
         return {
             "name": model.name,
-            "context_len": min(context, model.context_len),
+            "context_len": min(limits.context or model.context_len, model.context_len),
             "vocab_size": model.vocab_size,
             "eos_ids": sorted(model.eos_ids),
             "max_open": limits.max_rows + limits.max_queue,  # requests

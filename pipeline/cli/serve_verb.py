@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.arguments import UsageError, add_drift, add_recipe
 
 if TYPE_CHECKING:
     from pipeline.cli.served import Locked, Recipe
-    from pipeline.engine import Engine
-    from pipeline.isolate.engine import IsolatedEngine
+    from pipeline.server.contract import ServedEngine
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -27,10 +25,10 @@ def run(args: Namespace) -> int:
     from pipeline.server.spans.provider import Tracing
 
     speak()
-    with contextlib.closing(_opened(_served(args))) as engine:
-        tracing = Tracing.of(engine.settings["telemetry"])
-        say: Callable[[str], None] = partial(print, flush=True)
-        run_server(engine, engine.settings["server"], say, tracing)
+    engine, settings = _opened(_served(args))
+    with contextlib.closing(engine):
+        tracing = Tracing.of(settings["telemetry"])
+        run_server(engine, settings["server"], lambda line: print(line, flush=True), tracing)
     return 0
 
 
@@ -48,14 +46,16 @@ def _served(args: Namespace) -> Recipe | Locked:
     return Recipe.of(args.recipe, args.overrides, args.allow_code)
 
 
-def _opened(served: Recipe | Locked) -> Engine | IsolatedEngine:
-    """In this process, or in one of its own; then this one never imports MLX."""
+def _opened(served: Recipe | Locked) -> tuple[ServedEngine, Mapping[str, Any]]:
+    """The engine, in this process or in one of its own, and the settings of groups. Where it has its own,
+    this one never imports MLX."""
     from pipeline.cli.served import Apart, isolated
 
     if not isolated(served):
-        return served.open()
+        engine = served.open()
+        return engine, engine.pipeline.settings
     from pipeline.isolate.engine import IsolatedEngine
 
-    engine = IsolatedEngine(Apart(served))
-    engine.open()
-    return engine
+    apart = IsolatedEngine(Apart(served))
+    apart.open()
+    return apart, apart.settings
