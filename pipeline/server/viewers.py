@@ -49,8 +49,8 @@ class Viewers:
 
     async def _take(self) -> tuple[bytes, bool]:
         await asyncio.sleep(self._taken + self._period_s - time.monotonic())
-        self._taken = time.monotonic()
         stats = await asyncio.to_thread(self._engine.stats)
+        self._taken = time.monotonic()
         going = stats["state"] in ("open", "draining", "restarting")
         return frame({"at": self._taken, **stats}, "figures"), going
 
