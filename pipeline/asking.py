@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
@@ -13,6 +14,11 @@ from pipeline.grammars import KINDS, make_grammar
 from pipeline.types import Grammar, ReasoningBudget, Request, Sampling
 
 Prompt = str | Seq[int] | Seq[Mapping[str, Any]]
+
+NO_ADAPTER = "none"
+# of an adapter: no separator of a sum, no way to spell a path
+ADAPTER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+ADAPTERS = 'an id of an adapter, several different ones ("a+b", ["a", "b"]), or "none"'
 
 SAMPLING = frozenset(f.name for f in fields(Sampling))
 FILLED = frozenset({"messages", "text", "token_ids", "sampling"})  # from the prompt, or one by one
@@ -88,6 +94,20 @@ def _grammar(value: Grammar | Mapping[str, Any]) -> Grammar:
     return make_grammar(kind, source, "grammar")
 
 
+def adapter_ids(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    """ "a", "a+b", "a,b" or ["a", "b"]: their sum, in this order; "none", "" and []: no adapter. Which
+    are mounted is not known here. ValueError for what can be no id."""
+    listed = re.split("[+,]", value) if isinstance(value, str) else value
+    if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
+        raise TypeError
+    ids = tuple(listed)
+    if ids in ((), ("",), (NO_ADAPTER,)):
+        return ()
+    if NO_ADAPTER in ids or len(set(ids)) < len(ids) or not all(map(ADAPTER_ID.fullmatch, ids)):
+        raise ValueError(f"must be {ADAPTERS}")
+    return ids
+
+
 def _mapping(value: Mapping[str, Any]) -> dict[str, Any]:
     return {str(key): item for key, item in value.items()}
 
@@ -112,6 +132,7 @@ CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "stop": (_stops, "a text or a list of texts, none of them empty"),
     "logit_bias": (_bias, "a mapping of token ids to numbers"),
     "grammar": (_grammar, f"one of {', '.join(KINDS)} and its source: {{'regex': '[0-9]+'}}"),
+    "adapter": (adapter_ids, ADAPTERS),
     "reasoning_budget": (_budget, "a whole number"),
     "template_args": (_mapping, "a mapping"),
 }

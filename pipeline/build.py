@@ -171,7 +171,8 @@ def _offer(group: str, part: Any, choices: Mapping[str, Any]) -> Offer:
     members = part if isinstance(part, list) else [part]
     can = [frozenset(member.can) for member in members]
     needs = {g: a for member in members for g, a in getattr(member, "needs", {}).items()}
-    return Offer(name or "none", frozenset().union(*can), needs)
+    detail = "".join(f"({d})" for member in members if (d := getattr(member, "detail", "")))
+    return Offer((name or "none") + detail, frozenset().union(*can), needs)
 
 
 def _able(planned: Plan, group: str, abilities: Iterable[str]) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from pipeline.asking import Prompt, make_request
 from pipeline.errors import BusyError, ClosedError, HeadraceError
+from pipeline.mounting import Mounts
 from pipeline.ownership import Ownership, Work
 from pipeline.results import collect, until_done
 from pipeline.scheduler import Turns
@@ -66,6 +67,7 @@ class Engine:
         self.pipeline = pipeline
         self.totals = Totals()
         self.ownership = Ownership(self._wake)
+        self.adapters = Mounts(pipeline.parts["adapters"], self.exclusive)
         self._turns = Turns(
             pipeline, pipeline.settings.get("telemetry") or Telemetry(), self.totals
         )
@@ -182,6 +184,7 @@ class Engine:
             or "park" in limits.can,
             "dtype": model.dtype,
             "weight_bytes": model.weight_bytes,
+            "adapters": [told["id"] for told in self.adapters.listed()],
             "template": model.tokenizer.template is not None,
         }
 
@@ -205,6 +208,7 @@ class Engine:
             },
             "kv_bytes": active.nbytes() if active is not None and turns.active.sequences else 0,
             "kv": dict(self._kv),
+            "adapters": self.adapters.summary(),
             "memory": dict(parts["limits"].stats(turns.running, turns.waiting.kept)),
             "tiers": {tier.name: dict(tier.stats()) for tier in parts["tier"]},
             "spill": self._idle_stats(),

@@ -1,7 +1,8 @@
 """Choices of one prompt, which is prefilled once for all of them.
 
-The first to start leads: the others wait until its prompt is in, and start from a copy of its state. One
-that comes too late for that looks for a saved prefix, like any other request.
+The first to start leads: the others wait until its prompt is in, and start from a copy of its state, with
+the adapters that it wears. One that comes too late for that looks for a saved prefix, like any other
+request.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def share(batch: Batch, waiting: Seq[Sequence]) -> None:
             state = _prompt_state(batch, row)
             for follower in followers:
                 follower.match, follower.cached_len = Parked(state), len(state.tokens)
+                follower.adapters, follower.namespace = leader.adapters, leader.namespace
 
 
 def _prompt_state(batch: Batch, row: int) -> State:
@@ -42,7 +44,7 @@ def _prompt_state(batch: Batch, row: int) -> State:
 def _same(one: Sequence, other: Sequence) -> bool:
     if one.request.group is None or one.request.group != other.request.group or one is other:
         return False
-    return one.prompt_ids == other.prompt_ids and one.namespace == other.namespace
+    return one.prompt_ids == other.prompt_ids and one.request.adapter == other.request.adapter
 
 
 def _fresh(sequence: Sequence) -> bool:

@@ -114,7 +114,7 @@ def fit(value: Any, annotation: Any, text: str | None = None) -> Any:
     if _is_list(annotation):
         return _fit_list(value, annotation, text)
     if _is_mapping(annotation):
-        return _fit_mapping(value, args)
+        return _fit_mapping(value, args, text)
     return _fit_plain(value, annotation, text)
 
 
@@ -196,7 +196,7 @@ def _is_mapping(annotation: Any) -> bool:
 def _fit_list(value: Any, annotation: Any, text: str | None) -> Any:
     """A YAML list as list, tuple or frozenset; fixed-length tuples check their length."""
     if isinstance(value, str) and text is not None:
-        value = _yaml_list(text)
+        value = _yaml(text)
     if not isinstance(value, list | tuple):
         raise _misfit(value, annotation)
     args = get_args(annotation)
@@ -218,14 +218,16 @@ def _fit_item(index: Any, item: Any, kind: Any) -> Any:
         raise MisfitError(f"item {index} {error}") from None
 
 
-def _yaml_list(text: str) -> Any:
+def _yaml(text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
         return text
 
 
-def _fit_mapping(value: Any, args: tuple[Any, ...]) -> Any:
+def _fit_mapping(value: Any, args: tuple[Any, ...], text: str | None) -> Any:
+    if isinstance(value, str) and text is not None:
+        value = _yaml(text)
     if not isinstance(value, Mapping):
         raise _misfit(value, dict)
     name, kind = args if len(args) == 2 else (Any, Any)

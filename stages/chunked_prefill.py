@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from pipeline.errors import below, refuse
-from pipeline.types import Attachment, Batch, Drafter, Rows, Sequence, State, Target, Tier
+from pipeline.types import Adapters, Attachment, Batch, Drafter, Rows, Sequence, State, Target, Tier
 from stages.prompt_scores import score_chunk
 from stages.scores import Scores, WindowScores
 from stages.verify import look
@@ -28,7 +28,7 @@ class ChunkedPrefill:
 
     reads = frozenset(
         {"request", "prompt_ids", "output_ids", "boundary", "cached_len", "match", "namespace",
-         "pending", "processed_ids", "prompt_logprobs", "restore"}
+         "adapters", "pending", "processed_ids", "prompt_logprobs", "restore"}
     )  # fmt: skip
     writes = frozenset(
         {
@@ -48,6 +48,7 @@ class ChunkedPrefill:
         self,
         target: Target,
         drafter: Drafter,
+        adapters: Adapters,
         tier: list[Tier],
         *,
         chunk: int = 512,
@@ -55,7 +56,8 @@ class ChunkedPrefill:
     ):
         refuse(chunk=below(chunk, 1, "tokens"), snapshot_tokens=below(snapshot_tokens, 1, "tokens"))
         self.snapshot_tokens = snapshot_tokens
-        self.target, self.drafter, self.tiers, self.chunk = target, drafter, tier, chunk
+        self.target, self.drafter, self.adapters = target, drafter, adapters
+        self.tiers, self.chunk = tier, chunk
 
     def run(self, batch: Batch) -> None:
         if any(sequence.restore is not None for sequence in batch.sequences):
@@ -111,7 +113,8 @@ class ChunkedPrefill:
             for s, goal in zip(batch.sequences, goals, strict=True)
         ]
         round = batch.rows.begin(chunks)
-        hidden_BWD, seen = look(self.target, round, self.drafter.taps)
+        with self.adapters.worn([sequence.adapters or () for sequence in batch.sequences]):
+            hidden_BWD, seen = look(self.target, round, self.drafter.taps)
         last = self._last_scores(batch, goals, width, hidden_BWD)
         scored = [s.request.prompt_logprobs is not None for s in batch.sequences]
         shown = ([hidden_BWD] if any(scored) else []) + ([] if seen is None else [seen])

@@ -14,13 +14,16 @@ class Draft:
     A proposal ends before the first token that the row's constraint forbids, and at its first EOS:
     nothing after them could be delivered; and where `depth` cuts it, once its length and the
     drafter's confidence are known. Of drafts that were drawn that is the length before EOS and
-    constraint have shortened it: whether they are verified must not depend on what was drawn. What
-    goes wrong in the drafter is settled by the rows' guard, what goes wrong in a row's constraint costs
-    that row its proposal, and what goes wrong in the depth this round's speculation and nothing else:
-    all proposals are empty and all depths 0.
+    constraint have shortened it: whether they are verified must not depend on what was drawn. A row
+    that wears adapters gets one only from a drafter that can follow "adapters": what others have
+    learned is the base model. What goes wrong in the drafter is settled by the rows' guard, what goes
+    wrong in a row's constraint costs that row its proposal, and what goes wrong in the depth this
+    round's speculation and nothing else: all proposals are empty and all depths 0.
     """
 
-    reads = frozenset({"pending", "sampler", "output_ids", "max_new", "request", "namespace"})
+    reads = frozenset(
+        {"pending", "sampler", "output_ids", "max_new", "request", "namespace", "adapters"}
+    )
     writes = frozenset({"depth", "proposal"})
     needs: Mapping[str, frozenset[str]] = {}
     thread = "owner"
@@ -29,7 +32,7 @@ class Draft:
         self._target, self._drafter, self._depth = target, drafter, depth
 
     def run(self, batch: Batch) -> None:
-        depths = self._depth.choose(batch)
+        depths = self._depths(batch)
         proposals = [Proposal() for _ in depths]
         try:
             if any(depths):
@@ -43,6 +46,11 @@ class Draft:
             depths = [0] * len(depths)
         for sequence, depth, proposal in zip(batch.sequences, depths, proposals, strict=True):
             sequence.depth, sequence.proposal = depth, proposal
+
+    def _depths(self, batch: Batch) -> list[int]:
+        follows = "adapters" in self._drafter.can
+        asked = zip(self._depth.choose(batch), batch.sequences, strict=True)
+        return [depth if follows or not sequence.adapters else 0 for depth, sequence in asked]
 
     def _propose(self, batch: Batch, depths: list[int]) -> list[Proposal]:
         rows = batch.sequences

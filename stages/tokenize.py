@@ -61,11 +61,12 @@ class Tokenize:
     def _bind(self, sequence: Sequence) -> None:
         request = sequence.request
         self._check_numbers(request)
+        self.adapters.check(request)
         sequence.prompt_ids = self._ids(request)
         sequence.max_new = self._room(request, len(sequence.prompt_ids))
         sequence.boundary = self._boundary(request, sequence.prompt_ids)
         sequence.thinking = self._thinking(request, sequence)
-        sequence.namespace = digest(self._namespace(request))
+        sequence.namespace = digest(self._namespace())
         lower = self.sampler.defaults.over(self.target.generation).over(NEUTRAL)
         sequence.sampling = request.sampling.over(lower)
         self._check_bias(sequence.sampling.logit_bias or ())
@@ -151,14 +152,14 @@ class Tokenize:
         self.limits.admit(prompt_len, max_new, self.target, self.kv, param=_field(request))
         return max_new
 
-    def _namespace(self, request: Request) -> Mapping[str, Any]:
+    def _namespace(self) -> Mapping[str, Any]:
+        """Of the base model; `adapt` adds what the row wears once that is settled."""
         return {
             "artifact": self.target.artifact,
             "tokenizer": self.target.tokenizer.identity,
             "dtype": self.target.dtype,
             "layers": [spec.signature for spec in self.target.specs],
             "kv": dict(self.kv.identity),
-            "adapters": dict(self.adapters.identity(request)),
             "format": 1,
         }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.types import Batch, Drafter, Round, Target
+from pipeline.types import Adapters, Batch, Drafter, Round, Target
 from stages.scores import Scores, WindowScores
 
 
@@ -17,13 +17,15 @@ class Verify:
     otherwise.
     """
 
-    reads = frozenset({"pending", "proposal"})
+    reads = frozenset({"pending", "proposal", "adapters"})
     writes = frozenset({"scores"})
     needs = {"kv": frozenset({"rewind", "batch"})}
     thread = "owner"
 
-    def __init__(self, target: Target, drafter: Drafter, *, build_ahead: bool = True):
-        self.target, self.drafter = target, drafter
+    def __init__(
+        self, target: Target, drafter: Drafter, adapters: Adapters, *, build_ahead: bool = True
+    ):
+        self.target, self.drafter, self.adapters = target, drafter, adapters
         self.build_ahead = build_ahead
 
     def run(self, batch: Batch) -> None:
@@ -35,17 +37,18 @@ class Verify:
             batch.round.feed([window[0] for window in windows])
         else:
             batch.drop_ahead()
-            batch.round, scores, seen = self._forward(batch.rows.begin(windows))
+            batch.round, scores, seen = self._forward(batch, batch.rows.begin(windows))
         batch.round.launch(scores.device, *([] if seen is None else [seen]))
         batch.draft_hidden = seen
         self.target.calls += 1
         for row, sequence in enumerate(batch.sequences):
             sequence.scores = WindowScores(scores, row, batch.round.columns(row))
         if plain and self.build_ahead:
-            batch.ahead = self._forward(batch.rows.begin_ahead())
+            batch.ahead = self._forward(batch, batch.rows.begin_ahead())
 
-    def _forward(self, round: Round) -> tuple[Round, Scores, Any]:
-        hidden_BWD, seen = look(self.target, round, self.drafter.taps)
+    def _forward(self, batch: Batch, round: Round) -> tuple[Round, Scores, Any]:
+        with self.adapters.worn([sequence.adapters or () for sequence in batch.sequences]):
+            hidden_BWD, seen = look(self.target, round, self.drafter.taps)
         return round, Scores(self.target.head(hidden_BWD)), seen
 
 

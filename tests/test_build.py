@@ -90,7 +90,7 @@ def test_a_built_pipeline_has_everything_once():
     pipeline = built()
     assert list(pipeline.parts) == list(PARTS)
     assert pipeline.phases["decode"] == ["draft", "verify", "accept", "detokenize", "commit"]
-    assert list(pipeline.stages)[:2] == ["tokenize", "prefix_lookup"]
+    assert list(pipeline.stages)[:2] == ["tokenize", "adapt"]
     model = pipeline.parts["model"]
     assert {id(s.target) for s in pipeline.stages.values() if hasattr(s, "target")} == {id(model)}
     assert pipeline.parts["tier"][0] is pipeline.stages["prefix_lookup"].tiers[0]

@@ -28,7 +28,7 @@ NO_MODEL: Any = SimpleNamespace(weight_bytes=0)
 
 def advisory(**settings: Any) -> Advisory:
     part: Any = SimpleNamespace(max=0)
-    return Advisory(part, part, part, part, part, [], **settings)
+    return Advisory(part, part, part, part, part, part, [], **settings)
 
 
 def test_a_prompt_must_leave_room_for_one_token():
@@ -87,7 +87,7 @@ def test_fifo_keeps_the_order_of_arrival():
 def test_null_parts_do_nothing():
     request: Any = object()
     assert NoConstraint().bind(Request("r"), request, []).free
-    assert NoAdapters().identity(request) == {}
+    assert NoAdapters().resolve(Request("r")) == ()
     for part in (NoConstraint(), NoAdapters(), Fifo(), advisory()):
         part.open()
         part.close()
@@ -97,7 +97,7 @@ def test_null_parts_do_nothing():
 
 def estimate(target: Any, kv: Any, depth: int, drafter: Any = None, chunk: int = 512) -> Any:
     most = SimpleNamespace(max=depth)
-    return Estimate(target, kv, most, drafter or SimpleNamespace(), NO_MODEL, chunk)  # type: ignore[arg-type]
+    return Estimate(target, kv, most, drafter or SimpleNamespace(), NO_MODEL, NoAdapters(), chunk)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,8 @@ def test_windows_are_billed_apart_whatever_the_policy_asks_for_them():
     assert bill.row(256) == 256 * (20 + 3 + 2)
     assert bill.row(25600) == 25600 * (20 + 2) + 3 * (8 + 4 + 1024)
     assert bill.of([1], []) == {
-        "weights_bytes": 7, "drafter_weights_bytes": 7, "rows_bytes": 256 * 25, "parked_bytes": 0,
+        "weights_bytes": 7, "drafter_weights_bytes": 7, "adapters_bytes": 0,
+        "rows_bytes": 256 * 25, "parked_bytes": 0,
     }  # fmt: skip
     blocks: Any = SimpleNamespace(bytes_per_token=token_bytes, block_tokens=32)
     paged = estimate(target, blocks, 3, drafter)

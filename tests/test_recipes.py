@@ -20,8 +20,8 @@ CATALOG = Catalog(package_folder("conf"))
 RECIPES = [path for paths in recipes().values() for path in paths]
 # What a recipe leaves to whoever starts it.
 OWN = {"gguf": ["model.path=some.gguf"], "local": ["model.path=some_folder"]}
-# What fits one model alone: the map of its layers.
-OF_ITS_MODEL = {"per_layer": ["kv=native"]}
+# What fits one model alone: the map of its layers, what is added to them.
+OF_ITS_MODEL = {"per_layer": ["kv=native"], "adapters": ["adapters=none"]}
 # Recipes whose drafter looks into the model: they need one with layers, and a drafter's folder.
 HEADS = {"heads", *KINDS}
 OWN |= {name: ["model.path=some_folder", "drafter.path=some_head"] for name in HEADS}

@@ -11,6 +11,7 @@ import pytest
 
 import stages.spill
 from pipeline.types import Batch
+from stages.adapters.none import NoAdapters
 from stages.limits.budget import QUEUE_SHARE, Budget
 from stages.rows.state import state_bytes
 from stages.spill import Spill
@@ -129,7 +130,7 @@ def test_a_budget_bills_what_waits_to_be_written(tmp_path):
     kv = SimpleNamespace(bytes_per_token=lambda target: 1.0)
     device = SimpleNamespace(limit_memory=lambda nbytes: {})
     limits = Budget(
-        device, target, kv, depth, part, target, [ram, disk],
+        device, target, kv, depth, part, target, NoAdapters(), [ram, disk],
         memory_gb=16 * one / 1e9, work_gb=0.0,
     )  # fmt: skip
     for name in range(30):

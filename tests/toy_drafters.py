@@ -16,7 +16,7 @@ class Oracle:
     taken in, `deny_every` j > 0 at every j-th making of rows.
     """
 
-    can = frozenset({"refill", "external"})
+    can = frozenset({"refill", "external", "adapters"})
     taps: tuple[int, ...] = ()
 
     def __init__(

@@ -28,6 +28,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="with --json: the log-probability of each prompt token, and the N best in its place",
     )
     parser.add_argument(
+        "--adapter",
+        metavar="ID",
+        help="of adapters.folders: the one to answer with, several as a+b (their sum), or none",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print one object with text, ids, timings, speculation"
     )
 
@@ -48,7 +53,7 @@ def run(args: Namespace) -> int:
     if args.prompt_logprobs is not None and not args.json:
         raise UsageError("--prompt-logprobs: shown by --json only; add it")
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
-    wanted = {"max_tokens": args.max_tokens, "raw": args.raw}
+    wanted = {"max_tokens": args.max_tokens, "raw": args.raw, "adapter": args.adapter}
     with load(args.recipe, *args.overrides, allow=args.allow_code) as engine:
         if args.json:
             top = args.prompt_logprobs

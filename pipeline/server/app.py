@@ -22,6 +22,7 @@ from pipeline.server.errors import reply
 from pipeline.server.gate import Gate
 from pipeline.server.messages import Messages
 from pipeline.server.metrics import Metrics
+from pipeline.server.models import Models
 from pipeline.server.openapi import Description
 from pipeline.server.responses import Responses
 from pipeline.server.settings import ServerSettings
@@ -54,6 +55,8 @@ def create_app(
         Route("/v1/responses/{name}", responses.stored, methods=["GET", "DELETE"]),
         Route("/v1/responses/{name}/input_items", responses.input_items),
         Route("/openapi.json", Description().answer),
+        Route("/v1/models", (models := Models(engine)).all),
+        Route("/v1/models/{name:path}", models.one),
         *_routes(Status(engine, metrics)),
         Route("/", (assets := Assets()).index),
         Route("/events", Viewers(engine).events),
@@ -100,8 +103,6 @@ def _endpoint(family: Generation) -> Callable[[Request], Awaitable[Response]]:
 
 def _routes(status: Status) -> list[Route]:
     return [
-        Route("/v1/models", status.models),
-        Route("/v1/models/{name:path}", status.model),
         Route("/v1/sessions/{name:path}", status.close_session, methods=["DELETE"]),
         Route("/health", status.health),
         Route("/ready", status.ready),

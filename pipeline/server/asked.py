@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,6 +38,7 @@ class Bounds:
     max_open: int  # requests that run and wait: more choices would be refused for ever
     caller: Caller
     priorities: bool  # whether a request's priority changes anything
+    adapters: Mapping[str, str]  # name of a model with an adapter, as /v1/models lists it -> its id
     dialect: Dialect = field(repr=False)
 
 
@@ -51,9 +52,18 @@ def base_request(body: Common, name: str, bounds: Bounds) -> Request:
         ignore_eos=bool(body.ignore_eos),
         prefill_chunk=body.prefill_chunk,
         prompt_logprobs=body.prompt_logprobs,
+        adapter=wanted_adapter(body.adapter, body.model, bounds),
         origins=bool(body.token_origins),
         **bounds.caller.asks(body.user, body.priority, body.session_id),
     )
+
+
+def wanted_adapter(
+    adapter: tuple[str, ...] | None, model: str | None, bounds: Bounds
+) -> tuple[str, ...] | None:
+    """What the body names, else what its model's name stands for; None: neither says anything."""
+    named = bounds.adapters.get(model or "")
+    return (named,) if adapter is None and named else adapter
 
 
 def _sampling(body: Common, bounds: Bounds) -> Sampling:

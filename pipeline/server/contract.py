@@ -20,8 +20,8 @@ class ServedEngine(Protocol):
 
     `health()["status"]` is "ok" while the engine thread lives; `health()["state"]` is "open" while it
     takes requests.
-    `target_info` has at least name, context_len, vocab_size, eos_ids, max_open (requests) and priorities
-    (whether one changes anything).
+    `target_info` has at least name, context_len, vocab_size, eos_ids, max_open (requests), priorities
+    (whether one changes anything) and adapters (ids of those that are mounted).
     """
 
     @property

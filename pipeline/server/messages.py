@@ -11,7 +11,7 @@ from uuid import uuid4
 from pipeline.errors import RequestError
 from pipeline.grammars import make_grammar
 from pipeline.server.answer import Answer
-from pipeline.server.asked import Asked, Bounds
+from pipeline.server.asked import Asked, Bounds, wanted_adapter
 from pipeline.server.contract import ServedEngine
 from pipeline.server.conversation import Plain, named_results
 from pipeline.server.errors import Fault, invalid
@@ -64,6 +64,7 @@ class Messages:
             reasoning_budget=_thinking(body, bounds)[1],
             template_args=args,
             marks=True,
+            adapter=wanted_adapter(body.adapter, body.model, bounds),
             **bounds.caller.asks(user, body.priority, body.session_id),
         )
         request = bound(request, box, bounds.dialect)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pipeline.server.schema import Body, Ceiling, Count
+from pipeline.server.schema import Adapter, Body, Ceiling, Count
 from pipeline.server.tools import Name
 
 Stops = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=16)]
@@ -120,4 +120,5 @@ class MessagesBody(CountBody):
     # ours
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     session_id: str | None = None
+    adapter: Adapter = None
     priority: Annotated[int, Field(ge=-8, le=8)] | None = None

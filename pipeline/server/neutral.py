@@ -69,7 +69,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "mirostat_eta": ANY,
         "dry_multiplier": ZERO,
         # other weights
-        "adapter": ("none", ""),
         "adapters": ([], ""),
         "lora": ([],),
         "draft_model": ("default_model",),

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from pipeline.errors import RequestError
 from pipeline.grammars import make_grammar
 from pipeline.server.answer import Answer
-from pipeline.server.asked import Asked, Bounds
+from pipeline.server.asked import Asked, Bounds, wanted_adapter
 from pipeline.server.caller import caller
 from pipeline.server.contract import ServedEngine
 from pipeline.server.conversation import (
@@ -77,6 +77,7 @@ class Responses:
             reasoning_budget=budget,
             template_args=args,
             marks=True,
+            adapter=wanted_adapter(body.adapter, body.model, bounds),
             **bounds.caller.asks(body.user, body.priority, body.session_id),
         )
         request = bound(request, box, bounds.dialect)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pipeline.server.schema import Body, Ceiling, StreamOptions
+from pipeline.server.schema import Adapter, Body, Ceiling, StreamOptions
 from pipeline.server.thinking import Effort
 from pipeline.server.tools import Choice, Name
 
@@ -132,4 +132,5 @@ class ResponsesBody(Body):
     # ours
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     session_id: str | None = None
+    adapter: Adapter = None
     priority: Annotated[int, Field(ge=-8, le=8)] | None = None

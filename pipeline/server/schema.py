@@ -19,6 +19,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from pipeline.asking import ADAPTERS, adapter_ids
 from pipeline.errors import RequestError
 from pipeline.server.errors import invalid
 
@@ -45,6 +46,7 @@ _PROMPT = {
         *({"type": "array", "minItems": 1, "items": item} for item in (_TEXT, _IDS)),
     ]
 }
+_ADAPTER = {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": {"type": "string"}}]}
 _OBJECT = {"type": ["object", "null"]}
 _TRIED = re.compile(r"^[A-Z]|[\[(]|^(str|int|float|bool|tagged-union)$")
 _REPORTED = 5  # faults of one body named in the message
@@ -98,6 +100,15 @@ def _read_args(value: Any) -> dict[str, Any]:
     return value or {}
 
 
+def _read_adapter(value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    try:
+        return adapter_ids(value)
+    except TypeError:
+        raise ValueError(f"must be {ADAPTERS}") from None
+
+
 def _all(value: Any, kind: type) -> bool:
     return isinstance(value, list) and all(type(item) is kind for item in value)
 
@@ -107,6 +118,7 @@ Ceiling = Annotated[int, Field(ge=0, le=2**63 - 1)]  # cut to the room that is l
 Stop = Annotated[Any, AfterValidator(_read_stop), WithJsonSchema(_STOP)]
 Bias = Annotated[Any, AfterValidator(_read_bias), WithJsonSchema(_BIAS)]
 Prompt = Annotated[Any, AfterValidator(_read_prompt), WithJsonSchema(_PROMPT)]
+Adapter = Annotated[Any, AfterValidator(_read_adapter), WithJsonSchema(_ADAPTER)]
 TemplateArgs = Annotated[Any, AfterValidator(_read_args), WithJsonSchema(_OBJECT)]
 
 
@@ -154,6 +166,7 @@ class Common(Body):
     # ours
     ignore_eos: bool | None = None
     session_id: str | None = None
+    adapter: Adapter = None
     token_origins: bool | None = None  # say of each token where it came from
     prefill_chunk: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
 

@@ -1,17 +1,14 @@
-"""What operators and clients ask besides answers: models, health, readiness, figures."""
+"""What operators ask: health, readiness, figures."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pipeline.errors import RequestError
 from pipeline.server.caller import admin_only, caller
 from pipeline.server.contract import ServedEngine
 from pipeline.server.errors import JSON
@@ -24,16 +21,6 @@ class Status:
 
     engine: ServedEngine
     metrics: Metrics
-    started: int = field(default_factory=lambda: int(time.time()))
-
-    async def models(self, request: Request) -> Response:
-        return JSON({"object": "list", "data": [self._model()]})
-
-    async def model(self, request: Request) -> Response:
-        if request.path_params["name"] != self.engine.target_info["name"]:
-            message = "No such model; GET /v1/models lists the one that is served."
-            raise RequestError(message, param="model", code="model_not_found", status=404)
-        return JSON(self._model())
 
     async def close_session(self, request: Request) -> Response:
         """204, whether the session was known or not: it is affinity, and nothing is lost with it."""

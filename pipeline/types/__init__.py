@@ -1,11 +1,11 @@
 """The data that flows and the protocols of the parts. The only module stages and engine share."""
 
+from pipeline.types.adapting import Adapters, Worn
 from pipeline.types.guarded import Fault, GuardedRows
 from pipeline.types.keeping import Attempt, Attempts, Fetch, Keeper, Match, Tier
 from pipeline.types.parts import (
     AFTER_NORM,
     EMBEDDING,
-    Adapters,
     Change,
     Constraint,
     Depth,
@@ -115,4 +115,5 @@ __all__ = [
     "ToolCall",
     "Trust",
     "Usage",
+    "Worn",
 ]

@@ -28,7 +28,7 @@ class Part(Protocol):
 
     A part that reads files also has `files() -> Mapping[str, Path]`: what `open` reads, by names that do
     not depend on where it lies; callable before `open`, OpenError if it is not there. Locks keep their
-    digests.
+    digests. One with a `detail` is shown with it in the graph.
     """
 
     can: Abilities
@@ -105,6 +105,13 @@ class Target(Part, Protocol):
 
     def prefill_chunk(self, prompt_len: int) -> int | None:
         """Preferred chunk in tokens for a prompt of this length; None: the stage decides."""
+
+    # Below: what adapters change. Only targets whose `can` says "adapt".
+
+    row_adapters: Any  # asked, while a pass is built, what each of its rows wears
+
+    def modules(self) -> Mapping[str, Any]:
+        """The model's modules by the checkpoint's names, where adapters look for what they change."""
 
 
 class Round(Protocol):
@@ -373,12 +380,6 @@ class Constraint(Part, Protocol):
         """A free matcher for a request without a grammar. `thinking`: the answer begins inside a
         reasoning section, which no grammar binds. RequestError that says where, if the
         grammar cannot be compiled or this option takes none."""
-
-
-class Adapters(Part, Protocol):
-    """Weight deltas on the target. `identity` of the mounted set goes into the namespace."""
-
-    def identity(self, request: Request) -> Mapping[str, Any]: ...
 
 
 Work = Callable[[], Any]

@@ -77,6 +77,8 @@ class Request:
     client: str = ""  # fairness key; never part of a namespace
     weight: float = 1.0  # of the client: its share, where the scheduler's own settings do not say
     priority: int = 0  # higher is sooner
+    # ids of the adapters whose sum the answer is to come from; (): none; None: the recipe's default
+    adapter: tuple[str, ...] | None = None
     session_id: str | None = None  # affinity only; never part of a namespace
     drawn_seed: int | None = (
         None  # drawn for it by an engine that is gone: it is that answer which goes on

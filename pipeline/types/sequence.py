@@ -72,7 +72,8 @@ class Sequence:
     # stages
     prompt_ids: list[int] = field(default_factory=list)
     boundary: int = 0  # tokens of the prompt that the next turn will repeat (stable template part)
-    namespace: str = ""
+    namespace: str = ""  # of the base model, and from the row's start of what it wears too
+    adapters: tuple[str, ...] | None = None  # what the row wears; None before its start
     sampling: Sampling = field(default_factory=Sampling)  # resolved, nothing None but seed
     seed: int = 0  # the request's, or chosen by the server
     max_new: int = 0  # ceiling on emitted tokens, clamped to the context

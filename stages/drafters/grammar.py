@@ -29,7 +29,7 @@ class GrammarRows(HistoryRows[NoRow]):
 class ForcedTokens:
     """Drafts the forced continuation of a row's constraint; nothing for rows without one."""
 
-    can = frozenset({"refill", "external"})
+    can = frozenset({"refill", "external", "adapters"})
     needs = {"constraint": frozenset({"force"})}
     prefill = "tail"
     namespace = "grammar"

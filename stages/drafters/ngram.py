@@ -108,7 +108,7 @@ class NGram:
     or the `majority` of up to 32, token by token, as long as half of them agree.
     """
 
-    can = frozenset({"refill", "external"})
+    can = frozenset({"refill", "external", "adapters"})
     prefill = "tail"
     taps: tuple[int, ...] = ()
 

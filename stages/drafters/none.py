@@ -24,7 +24,7 @@ class NoRow:
 class NoDrafter:
     """Proposes nothing and keeps nothing, so that no loop asks whether there is a drafter."""
 
-    can = frozenset({"refill", "external"})
+    can = frozenset({"refill", "external", "adapters"})
     prefill = "tail"
     namespace = "none"
     taps: tuple[int, ...] = ()

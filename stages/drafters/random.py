@@ -42,7 +42,7 @@ class RandomRow:
 class RandomDrafter:
     """Always as many tokens as it may, each a pure function of (seed, absolute position)."""
 
-    can = frozenset({"refill", "external"})
+    can = frozenset({"refill", "external", "adapters"})
     prefill = "tail"
     taps: tuple[int, ...] = ()
 

@@ -74,7 +74,7 @@ class Suffix:
     longer than the row's own text, its most frequent continuation is proposed.
     """
 
-    can = frozenset({"refill", "external"})
+    can = frozenset({"refill", "external", "adapters"})
     prefill = "tail"
     taps: tuple[int, ...] = ()
 

@@ -232,7 +232,7 @@ class TwoModel:
     no row layout. Vocabulary sizes may differ. Its weights are billed as the second model's.
     """
 
-    can = frozenset({"refill", "external", "grade"})
+    can = frozenset({"refill", "external", "grade", "adapters"})
     prefill = "tail"
     taps: tuple[int, ...] = ()
     needs = {"draft_model": frozenset({"score"})}

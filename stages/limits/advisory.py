@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from pipeline.errors import RequestError, below, refuse
-from pipeline.types import Depth, Drafter, KVPolicy, Sequence, Target, Tier
+from pipeline.types import Adapters, Depth, Drafter, KVPolicy, Sequence, Target, Tier
 from stages.limits.estimate import Estimate
 
 
@@ -29,6 +29,7 @@ class Advisory:
         depth: Depth,
         drafter: Drafter,
         draft_model: Target,
+        adapters: Adapters,
         tier: list[Tier],
         *,
         max_rows: int = 8,
@@ -40,8 +41,8 @@ class Advisory:
         self.max_rows, self.max_queue = max_rows, max_queue
         self.max_tokens, self.context, self.chunk = max_tokens, context, chunk
         refuse(**self.wrong())
-        self.target, self.tiers = target, tier
-        self.estimate = Estimate(target, kv, depth, drafter, draft_model, chunk)
+        self.target, self.adapters, self.tiers = target, adapters, tier
+        self.estimate = Estimate(target, kv, depth, drafter, draft_model, adapters, chunk)
 
     def wrong(self) -> dict[str, str]:
         """What is out of range, by setting."""

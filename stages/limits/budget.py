@@ -21,11 +21,11 @@ QUEUE_SHARE = (
 class Budget(Advisory):
     """`Advisory`, and: everything that MLX holds must fit into `memory_gb` (10^9 bytes).
 
-    That is weights, rows as long as they may become, saved states in memory, and `work_gb` for what a
-    pass computes with. A request waits until its row fits beside those that run; saved states go
-    first, then rows of lower priority are parked. One that would not fit alone is refused with the
-    arithmetic; an answer's ceiling is clamped to what fits, like to the context. The same number is
-    MLX's own memory limit while this is open.
+    That is weights, the most that adapters may take (they come and go), rows as long as they may
+    become, saved states in memory, and `work_gb` for what a pass computes with. A request waits until
+    its row fits beside those that run; saved states go first, then rows of lower priority are parked.
+    One that would not fit alone is refused with the arithmetic; an answer's ceiling is clamped to what
+    fits, like to the context. The same number is MLX's own memory limit while this is open.
     ValueError for settings out of range; OpenError where the model leaves no room for a row, or
     the machine has less.
     """
@@ -76,7 +76,7 @@ class Budget(Advisory):
     @property
     def free(self) -> int:
         """Bytes for rows and saved states."""
-        return self.total - self.work - self.estimate.weights
+        return self.total - self.work - self.estimate.weights - self.adapters.max_bytes
 
     def admit(
         self, prompt_len: int, max_new: int, target: Target, kv: KVPolicy, param: str
@@ -123,8 +123,10 @@ class Budget(Advisory):
 
     def _arithmetic(self, tokens: int) -> str:
         row, weights = self.estimate.row(tokens), self.estimate.weights
-        needed = row + weights + self.work
+        room = self.adapters.max_bytes
+        needed = row + weights + room + self.work
+        adapters = f" + adapters {room:,} (adapters.max_gb)" if room else ""
         return (
-            f"weights {weights:,} + work {self.work:,} + a row of {tokens} tokens {row:,} "
+            f"weights {weights:,}{adapters} + work {self.work:,} + a row of {tokens} tokens {row:,} "
             f"= {needed:,} bytes, budget {self.total:,}"
         )

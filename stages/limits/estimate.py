@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.types import Depth, Drafter, KVPolicy, LayerSpec, Target
+from pipeline.types import Adapters, Depth, Drafter, KVPolicy, LayerSpec, Target
 from stages.rows.frame import STEP, capacity
 from stages.rows.recurrent import slots
 from stages.rows.state import is_exact
@@ -33,9 +33,10 @@ class Estimate:
         depth: Depth,
         drafter: Drafter,
         draft_model: Target,
+        adapters: Adapters,
         chunk: int,
     ) -> None:
-        self.target, self.kv, self.depth = target, kv, depth
+        self.target, self.kv, self.depth, self.adapters = target, kv, depth, adapters
         self.drafter, self.draft_model = drafter, draft_model
         self.block = int(getattr(kv, "block_tokens", 0))
         self.chunk, self.start = chunk, int(getattr(kv, "start", 0))
@@ -103,6 +104,7 @@ class Estimate:
         return {
             "weights_bytes": self.weights,
             "drafter_weights_bytes": self.drafter_weights,
+            "adapters_bytes": self.adapters.nbytes,
             "rows_bytes": self.rows(lengths),
             "parked_bytes": self.parked(kept),
         }

@@ -18,6 +18,7 @@ TOYS = {
     "depth": SimpleNamespace(max=4),
     "drafter": SimpleNamespace(),
     "draft_model": TARGET,
+    "adapters": SimpleNamespace(nbytes=0, max_bytes=0),
     "tier": [],
     "device": SimpleNamespace(limit_memory=lambda nbytes: {"memory_limit_bytes": nbytes}),
 }

@@ -122,6 +122,7 @@ class FakeEngine:
             "eos_ids": [0],
             "max_open": 1000,
             "priorities": True,
+            "adapters": ["sql", "poet"],
         }
         self.tokenizer = FakeTokenizer()
         self.plan: Plan = greeting

@@ -247,9 +247,12 @@ def test_many_clients(engine, client):
 
 
 def test_models(engine, client, raw):
-    (model,) = client.models.list().data
+    model, sql, poet = client.models.list().data
     assert (model.id, model.object, model.owned_by) == ("fake/one", "model", "headrace")
     assert client.models.retrieve("fake/one").id == "fake/one"
+    assert (sql.id, poet.id) == ("fake/one:sql", "fake/one:poet")
+    assert client.models.retrieve("fake/one:sql").parent == "fake/one"
+    assert model.adapters == ["sql", "poet"]
     status, _, body = raw.call("GET", "/v1/models/other")
     assert status == 404
     assert json.loads(body)["error"]["code"] == "model_not_found"

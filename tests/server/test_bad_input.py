@@ -105,7 +105,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"typical_p": 0.9}, "typical_p"),
     ({"mirostat": 2}, "mirostat"),
     ({"adapters": "x"}, "adapters"),
-    ({"adapter": "x"}, "adapter"),
+    *(({"adapter": name}, "adapter") for name in ("../x", "a+a", "a+none", "-", [1], 3, "a" * 65)),
     ({"draft_model": "x"}, "draft_model"),
     ({"enable_thinking": False}, "enable_thinking"),
     ({"n_predict": 5}, "n_predict"),
@@ -131,7 +131,7 @@ NEUTRAL: list[dict[str, Any]] = [
     {"tools": None, "tool_choice": None, "response_format": {"type": "text"}, "n": 1},
     {"best_of": 1, "echo": False, "suffix": None, "logit_bias": {}, "store": True},
     {"top_a": 0, "typical_p": 1.0, "mirostat": 0, "mirostat_tau": 5, "repeat_penalty": 1.0},
-    {"adapters": None, "adapter": "none", "enable_thinking": None, "logits_processors": []},
+    {"adapters": None, "adapter": None, "enable_thinking": None, "logits_processors": []},
     {"prediction": {"type": "content", "content": "x"}, "draft_model": "default_model"},
     {"metadata": {"a": 1}, "service_tier": "auto", "xtc_probability": 0.0, "stream_options": None},
 ]

@@ -21,6 +21,7 @@ from stages.models.loading.precision import lay_out
 from stages.models.loading.ragged import prove_ragged
 from stages.models.loading.rounding import BITS, squeeze
 from stages.models.loading.routing import route, watch
+from stages.models.loading.row_adapters import RowAdapters
 from stages.models.loading.split import SplitModel
 from stages.models.loading.taps import TappedModel
 from stages.models.text.chat_template import template_file
@@ -45,7 +46,7 @@ class MLXTarget:
     """A `Target` whose `load` gives an mlx-lm model. Attributes are those of the protocol;
     `notes` are sentences about what was done to the weights and which template is in use."""
 
-    can = frozenset({"score", "taps"})
+    can = frozenset({"score", "taps", "adapt"})
     name = ""
     tokenizer: Tokenizer
     artifact: str
@@ -70,6 +71,7 @@ class MLXTarget:
         self.device, self.context, self.bits = device, at_least("context", context, 1), bits
         self.memory = user_folder(cache_dir)
         self.calls = 0
+        self.row_adapters = RowAdapters()
         self.notes: list[str] = []
         self._split: SplitModel | None = None
         self._taps: TappedModel | None = None
@@ -123,6 +125,10 @@ class MLXTarget:
         assert self._taps is not None, f"{self.name} is not open"
         return self._taps.embed(tokens_BW)
 
+    def modules(self) -> Mapping[str, Any]:
+        assert self._split is not None, f"{self.name} is not open"
+        return dict(self._split.model.named_modules())
+
     def prefill_chunk(self, prompt_len: int) -> int | None:
         return None
 
@@ -149,7 +155,7 @@ class MLXTarget:
         self.specs = layer_specs(caches, latent)
         make_ragged(split)
         if any(spec.kind == "recurrent" for spec in self.specs):
-            make_replayable(split, lambda: make_prompt_cache(model))
+            make_replayable(split, lambda: make_prompt_cache(model), self.row_adapters)
         attention = {i for i, spec in enumerate(self.specs) if spec.codable}
         self.can = frozenset({"attend"} if attention <= asked else ())
         prove_ragged(split, self.specs)

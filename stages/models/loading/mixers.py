@@ -22,7 +22,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from pipeline.errors import OpenError
+from pipeline.types import Worn
 from stages.models.loading.layers import leaves
+from stages.models.loading.row_adapters import RowAdapters
 from stages.models.loading.split import SplitModel
 
 Caches = Sequence[Any]
@@ -39,10 +41,12 @@ class Call:
     run: Callable[..., Any]
     given: Mapping[str, Any]
     deaf: bool
+    adapters: RowAdapters
+    rows: tuple[Worn, ...]  # what they wore; empty: nothing
 
     def masked(self, mask_BW: Any, cache: Any) -> None:
         """All rows at once, each as far as the mask goes."""
-        self._run(dict(self.given) | {"mask": mask_BW}, cache)
+        self._run(dict(self.given) | {"mask": mask_BW}, cache, self.rows)
 
     def alone(self, row: int, width: int, cache: Any) -> None:
         """The first `width` inputs of one row. A mixer's first array is what it mixes, (B, W, D);
@@ -54,11 +58,12 @@ class Call:
                 cut[name] = a[row : row + 1, :width]
             elif isinstance(a, mx.array) and a.shape == size[:1]:
                 cut[name] = a[row : row + 1]
-        self._run(cut | {"mask": None}, cache)
+        self._run(cut | {"mask": None}, cache, self.rows[row : row + 1])
 
-    def _run(self, given: dict[str, Any], cache: Any) -> None:
+    def _run(self, given: dict[str, Any], cache: Any, rows: Sequence[Worn]) -> None:
         changed = given | {"cache": cache}
-        self.run(**{name: value for name, value in changed.items() if name in self.given})
+        with self.adapters.worn(rows):
+            self.run(**{name: value for name, value in changed.items() if name in self.given})
 
 
 def _by_token(argument: Any) -> bool:
@@ -69,6 +74,7 @@ class _Telling:
     """In front of a mixer's own class; `_signature` is that of its `__call__`."""
 
     _signature: inspect.Signature
+    _adapters: RowAdapters
     _deaf = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,17 +83,20 @@ class _Telling:
         if (record := getattr(bound.arguments.get("cache"), "record", None)) is not None:
             bound.apply_defaults()
             given = {k: v for k, v in bound.arguments.items() if k != "self"}
-            record(Call(run, given, self._deaf))
+            record(Call(run, given, self._deaf, self._adapters, self._adapters.rows))
         return run(*args, **kwargs)
 
 
-def make_replayable(split: SplitModel, make_caches: Callable[[], Caches]) -> None:
+def make_replayable(
+    split: SplitModel, make_caches: Callable[[], Caches], adapters: RowAdapters
+) -> None:
     """Make the model's mixers tell their inputs; OpenError naming the layers that even so cannot be
     brought to the state after fewer tokens."""
     telling = _consumers(split.trunk)
     for module in telling:
         own = type(module)
         members = {"_signature": inspect.signature(own.__call__), "__module__": own.__module__}
+        members |= {"_adapters": adapters}
         object.__setattr__(module, "__class__", type(own.__name__, (_Telling, own), members))
     alone, padded, again = make_caches(), make_caches(), make_caches()
     split.hidden(mx.array([TOKENS[:KEPT]]), alone)

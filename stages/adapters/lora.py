@@ -1,0 +1,254 @@
+"""LoRA and DoRA folders, mounted at the start or while it runs; each row wears what its request asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from pipeline.errors import OpenError, RequestError, below, nearest, outside, refuse
+from pipeline.types import Device, Request, Target, Worn
+from stages.adapters.fitting import digest_of, fitted
+from stages.adapters.folder import adapter_files, read
+from stages.adapters.layer import Delta, Site, put_site
+
+GB = 1e9
+MOST_GB = 1e9  # what a 64-bit number of bytes can say
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # no separator of a sum, no way to spell a path
+NONE = "none"  # the id by which a request asks for no adapter
+SHOWN = 12  # problems of one folder that are told; a wrong base has hundreds
+
+
+@dataclass(frozen=True)
+class Mounted:
+    """What an id stands for."""
+
+    digest: str
+    nbytes: int
+    facts: Mapping[str, Any]
+
+
+class Lora:
+    """Adds low-rank deltas to the model's linear layers, row by row, in the one pass of all rows.
+
+    `folders` maps ids to folders of mlx-lm or PEFT; `scales` multiplies an adapter's own scale.
+    `default` (an id, or several: their sum) is what a request wears that says nothing. Together the
+    adapters take at most `max_gb` (10^9 bytes), which limits set aside. `shelf` is a folder whose
+    sub-folders may be mounted from afar, by their names; null: none may. ValueError for settings that
+    cannot be; OpenError with everything that is wrong with any of the folders.
+    """
+
+    can = frozenset({"mount"})
+    needs = {"model": frozenset({"adapt"})}
+
+    def __init__(
+        self,
+        target: Target,
+        device: Device,
+        *,
+        folders: Mapping[str, str],
+        scales: Mapping[str, float],
+        default: list[str] | str,
+        max_adapters: int = 16,
+        max_gb: float = 1.0,
+        shelf: str | None = None,
+    ):
+        self.target, self.device = target, device
+        self.folders, self.scales = dict(folders), dict(scales)
+        self.default = (default,) if isinstance(default, str) else tuple(default)
+        self.shelf = Path(shelf).expanduser() if shelf else None
+        refuse(
+            folders="; ".join(f"'{name}' {why}" for name in self.folders if (why := _no_id(name))),
+            scales=self._strangers(self.scales),
+            default=self._strangers(self.default),
+            max_adapters=below(max_adapters, 1),
+            max_gb=outside(max_gb, 0, MOST_GB),
+        )
+        self.max_adapters, self.max_bytes = max_adapters, round(max_gb * GB)
+        self._mounted: dict[str, Mounted] = {}  # replaced whole: other threads read it
+        self._sites: dict[str, Site] = {}
+
+    def _strangers(self, names: Iterable[str]) -> str:
+        """What is wrong with ids of which folders says nothing."""
+        wrong = [name for name in names if name not in self.folders]
+        hint = nearest(wrong[0], self.folders) or "Add it there." if wrong else ""
+        return f"'{', '.join(wrong)}' is not among folders. {hint}" if wrong else ""
+
+    @property
+    def detail(self) -> str:
+        return ",".join(self._mounted or self.folders)
+
+    # --- life
+
+    def files(self) -> dict[str, Path]:
+        return {
+            f"{name}/{file}": path
+            for name, folder in self.folders.items()
+            for file, path in adapter_files(Path(folder).expanduser()).items()
+        }
+
+    def open(self) -> None:
+        wrong = []
+        for name, folder in self.folders.items():
+            try:
+                self.mount(name, folder, self.scales.get(name, 1.0))
+            except RequestError as error:
+                wrong.append(str(error))
+        if wrong:
+            raise OpenError("\n".join(wrong))
+
+    def close(self) -> None:
+        for name in list(self._mounted):
+            self._forget(name)
+
+    # --- what requests wear
+
+    def check(self, request: Request) -> None:
+        known = self._mounted
+        for name in request.adapter or ():
+            if name not in known:
+                names = ", ".join(sorted(known)) or "none"
+                hint = f"{nearest(name, known)} Mounted: {names}."
+                raise RequestError(
+                    f"adapter: '{name}' is not mounted. {hint.strip()}",
+                    param="adapter",
+                    code="adapter_not_found",
+                )
+
+    def resolve(self, request: Request) -> Worn:
+        self.check(request)
+        asked = self.default if request.adapter is None else request.adapter
+        return tuple(self._mounted[name].digest for name in asked)
+
+    def holds(self, worn: Worn) -> bool:
+        return {mounted.digest for mounted in self._mounted.values()}.issuperset(worn)
+
+    def worn(self, rows: Sequence[Worn]) -> AbstractContextManager[None]:
+        found: AbstractContextManager[None] = self.target.row_adapters.worn(rows)
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        return sum({m.digest: m.nbytes for m in self._mounted.values()}.values())
+
+    def stats(self) -> list[dict[str, Any]]:
+        return [
+            {"id": name, "digest": mounted.digest, "bytes": mounted.nbytes, **mounted.facts}
+            for name, mounted in self._mounted.items()
+        ]
+
+    # --- coming and going
+
+    def mount(self, name: str, folder: str, scale: float) -> Mapping[str, Any]:
+        if why := _no_id(name):
+            raise RequestError(f"adapter: this id {why}", param="id")
+        place = Path(folder).expanduser()
+        try:
+            reading = read(place)
+        except OpenError as error:
+            raise RequestError(f"adapter '{name}': {error}", param="folder") from error
+        problems, deltas = reading.problems, dict[str, Delta]()
+        if not problems:
+            widen = self.device.kind == "cpu"
+            deltas, problems = fitted(reading, self.target.modules(), scale, widen=widen)
+        problems = problems or self._no_room(name, deltas)
+        if problems:
+            raise _refused(name, place, problems)
+        digest = digest_of(deltas)
+        facts = {"folder": place.name, "layout": reading.layout, "scale": scale}
+        facts |= {"rank": max(t.rank for t in reading.modules.values()), "layers": len(deltas)}
+        if digest not in {mounted.digest for mounted in self._mounted.values()}:
+            self._install(name, place, digest, deltas)
+        if name in self._mounted:
+            self._forget(name, but=digest)
+        self._mounted = {**self._mounted, name: Mounted(digest, _bytes(deltas), facts)}
+        return next(told for told in self.stats() if told["id"] == name)
+
+    def unmount(self, name: str) -> None:
+        if name not in self._mounted:
+            hint = nearest(name, self._mounted)
+            raise RequestError(
+                f"adapter: no such id is mounted. {hint}".strip(), param="id", status=404
+            )
+        if name in self.default:
+            raise RequestError(f"adapter: '{name}' is the default (adapters.default)", param="id")
+        self._forget(name)
+
+    def shelf_folder(self, name: str) -> str:
+        if self.shelf is None:
+            raise RequestError(
+                "folder: adapters.shelf is not set, so nothing can be mounted by name"
+            )
+        known = {path.name: path for path in self.shelf.iterdir() if path.is_dir()}
+        if name not in known:
+            hint = nearest(name, known) or f"There are: {', '.join(sorted(known))}."
+            raise RequestError(f"folder: no such folder on the shelf. {hint}", param="folder")
+        return str(known[name])
+
+    def _no_room(self, name: str, deltas: Mapping[str, Delta]) -> list[str]:
+        others = {other: m for other, m in self._mounted.items() if other != name}
+        held = sum({m.digest: m.nbytes for m in others.values()}.values())
+        found = []
+        if len(others) >= self.max_adapters:
+            found.append(
+                f"{len(others)} others are mounted; adapters.max_adapters={self.max_adapters}"
+            )
+        if held + (more := _bytes(deltas)) > self.max_bytes:
+            room = f"adapters.max_gb allows {self.max_bytes:,} bytes"
+            found.append(f"it takes {more:,} bytes beside {held:,} of others; {room}")
+        return found
+
+    def _install(self, name: str, place: Path, digest: str, deltas: Mapping[str, Delta]) -> None:
+        """Put the deltas on the layers, and build a pass to see that they are asked; else take them off."""
+        modules, rows = self.target.modules(), self.target.row_adapters
+        sites = {path: put_site(modules[path], path, rows) for path in deltas}
+        stacks = {path: sites[path].stacked(digest, delta) for path, delta in deltas.items()}
+        mx.eval([stack.arrays for kinds in stacks.values() for stack in kinds.values()])
+        before = {path: (site.stacks, site.asked) for path, site in sites.items()}
+        for path, site in sites.items():
+            site.stacks = stacks[path]
+        try:
+            with self.worn([(digest,), (), ()]):
+                self.target.hidden(mx.zeros((3, 2), mx.int32), None)  # type: ignore[arg-type]
+            idle = [path for path, site in sites.items() if site.asked == before[path][1]]
+            problems = [f"{path}: the model's code does not call this module" for path in idle]
+        except ValueError as error:
+            problems = [str(error)]
+        if problems:
+            for path, site in sites.items():
+                site.stacks = before[path][0]
+            raise _refused(name, place, problems)
+        self._sites |= sites
+
+    def _forget(self, name: str, but: str = "") -> None:
+        """Take an id away, and what it stood for unless another id stands for it too."""
+        gone = self._mounted[name].digest
+        self._mounted = {other: m for other, m in self._mounted.items() if other != name}
+        if gone != but and not self.holds((gone,)):
+            for site in self._sites.values():
+                site.drop(gone)
+
+
+def _no_id(name: str) -> str:
+    """Why this cannot be an adapter's id; empty if it can."""
+    if name == NONE:
+        return "asks for no adapter, so no adapter can have it"
+    wants = "letters, digits, '.', '_' and '-', at most 64, a letter or digit first"
+    return "" if ID.fullmatch(name) else f"wants {wants}"
+
+
+def _refused(name: str, place: Path, problems: Sequence[str]) -> RequestError:
+    shown = [f"  - {problem}" for problem in problems[:SHOWN]]
+    if len(problems) > SHOWN:
+        shown.append(f"  - and {len(problems) - SHOWN} more")
+    said = f"adapter '{name}' ({place}) does not fit:"
+    return RequestError("\n".join([said, *shown]), param="folder", code="adapter_misfit")
+
+
+def _bytes(deltas: Mapping[str, Delta]) -> int:
+    return sum(array.nbytes for delta in deltas.values() for array in delta.arrays)

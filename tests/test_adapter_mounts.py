@@ -1,0 +1,110 @@
+"""Adapters that come and go while requests run and wait."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from adapter_folders import opened, written
+from support import Running, prompt_ids
+
+from pipeline.errors import RequestError
+from pipeline.types import Batch, Delta, Request, Sequence
+
+PROMPT = prompt_ids(40)
+WANTED = {"max_tokens": 20, "ignore_eos": True, "temperature": 0.0}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("adapters"), "llama")
+
+
+def answer(engine, adapter, **more):
+    return engine.generate(PROMPT, **WANTED, **more, adapter=adapter)
+
+
+class Held:
+    """An engine whose only row is taken until `go`; what is asked meanwhile waits."""
+
+    def __init__(self, engine):
+        self.engine, self.waits = engine, threading.Event()
+        self.begun = threading.Event()
+        self.row = Running(engine, PROMPT, max_tokens=4, ignore_eos=True, seen=self._seen)
+        self.begun.wait(20)
+
+    def _seen(self, event):
+        if isinstance(event, Delta):  # on the owner's thread
+            self.begun.set()
+            self.waits.wait(20)
+
+    def then(self, work):
+        """`work` (a command) is in the queue before the row may end; its result."""
+        found = []
+        thread = threading.Thread(target=lambda: found.append(_tried(work)))
+        thread.start()
+        while not self.engine.ownership.holds_admission:
+            thread.join(0.001)
+        self.waits.set()
+        thread.join(20)
+        list(self.row)
+        return found[0]
+
+
+def _tried(work):
+    try:
+        return work()
+    except RequestError as error:
+        return error
+
+
+@pytest.fixture
+def busy(folders):
+    mounted = {name: folders[name] for name in ("a", "wide")}
+    options = ("flow=plain", "drafter=none", "tier=ram", "limits.max_rows=1", "adapters.default=a")
+    with opened("llama", mounted, *options) as engine:
+        answer(engine, "a")  # a state that an exchange makes stale
+        yield engine
+
+
+def test_a_request_that_waits_gets_what_is_mounted_when_it_starts(busy, folders):
+    old = answer(busy, "a")["token_ids"]
+    held = Held(busy)
+    waiting = Running(busy, PROMPT, **WANTED, adapter="a")
+    default = Running(busy, PROMPT, **WANTED)
+    held.then(lambda: busy.adapters.mount("a", folders["b"]))
+    first, second = waiting.result(), default.result()
+    assert first["cached_tokens"] == 0, "the state of the old weights"
+    busy.adapters.mount("b", folders["b"])
+    assert first["token_ids"] == second["token_ids"] == answer(busy, "b")["token_ids"]
+    assert first["token_ids"] != old
+
+
+def test_what_is_unmounted_while_it_waits_is_named(busy):
+    held = Held(busy)
+    waiting = Running(busy, PROMPT, **WANTED, adapter="wide")
+    assert held.then(lambda: busy.adapters.unmount("wide")) is None
+    with pytest.raises(RequestError, match="'wide' is not mounted"):
+        waiting.result()
+    assert len(answer(busy, "a")["token_ids"]) == 20
+    with pytest.raises(RequestError, match="is the default") as refused:
+        busy.adapters.unmount("a")
+    assert refused.value.status == 400
+    with pytest.raises(RequestError, match="no such id") as unknown:
+        busy.adapters.unmount("wide")
+    assert unknown.value.status == 404
+
+
+def test_a_row_that_comes_back_goes_on_with_what_it_wore_or_fails_by_name(busy):
+    """A parked row, say: its state is of the old weights."""
+    stage = busy.pipeline.stages["adapt"]
+    row = Sequence(Request("r", adapter=("wide",)), print, namespace="base")
+    batch = Batch([row], None, None)
+    stage.run(batch)
+    worn, namespace = row.adapters, row.namespace
+    assert worn and namespace != "base"
+    stage.run(batch)
+    assert (row.adapters, row.namespace, row.error) == (worn, namespace, None)
+    busy.adapters.unmount("wide")
+    stage.run(batch)
+    assert "has been unmounted" in str(row.error)
