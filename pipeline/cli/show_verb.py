@@ -17,7 +17,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--open",
         action="store_true",
-        help="open the model too, and say which layers the KV policy covers and what a token costs",
+        help="open the model too, and say which layers the KV policy covers, what a token costs, and "
+        "which adapters are mounted",
     )
 
 
@@ -47,7 +48,8 @@ def _opened(args: Namespace) -> int:
         stats = engine.stats()
     print(f"# {args.recipe}: {describe_choices(built.choices)}")
     print(describe_coverage(stats["kv"]))
-    print(yaml.safe_dump({"memory": stats["memory"]}, sort_keys=False), end="")
+    told = {name: stats[name] for name in ("adapters", "memory")}
+    print(yaml.safe_dump(told, sort_keys=False), end="")
     return 0
 
 
