@@ -32,7 +32,7 @@ class Mounts:
         part = self._able()
         return dict(self._exclusive(lambda: part.mount(name, fspath(folder), scale)))
 
-    def mount_shelved(self, name: str, folder: str, scale: float = 1.0) -> dict[str, Any]:
+    def mount_shelved(self, name: str, folder: str, scale: float) -> dict[str, Any]:
         """`mount` of the sub-folder of `adapters.shelf` that has this name; any other word is refused."""
         return self.mount(name, self._able().shelf_folder(folder), scale)
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pipeline.server.adapters import AdapterAdmin
 from pipeline.server.assets import Assets
 from pipeline.server.chat import Chat
 from pipeline.server.completions import Completions
@@ -57,6 +58,7 @@ def create_app(
         Route("/openapi.json", Description().answer),
         Route("/v1/models", (models := Models(engine)).all),
         Route("/v1/models/{name:path}", models.one),
+        *AdapterAdmin(engine, settings).routes(),
         *_routes(Status(engine, metrics)),
         Route("/", (assets := Assets()).index),
         Route("/events", Viewers(engine).events),

@@ -14,6 +14,19 @@ class Ticket(Protocol):
     def cancel(self) -> None: ...
 
 
+class Adapters(Protocol):
+    """What is mounted on the model; `mount_shelved` and `unmount` block until no row is in use."""
+
+    def listed(self) -> list[dict[str, Any]]: ...
+    def mount_shelved(self, name: str, folder: str, scale: float) -> dict[str, Any]:
+        """RequestError with everything that is wrong, of the name of a folder that is none, too."""
+        ...
+
+    def unmount(self, name: str) -> None:
+        """RequestError, 404 for an unknown id."""
+        ...
+
+
 class ServedEngine(Protocol):
     """Everything is safe on any thread; all but `flush`, `drain` and `close` return at once; `stats` and
     `health` give plain data.
@@ -24,6 +37,8 @@ class ServedEngine(Protocol):
     (whether one changes anything) and adapters (ids of those that are mounted).
     """
 
+    @property
+    def adapters(self) -> Adapters: ...
     @property
     def target_info(self) -> Mapping[str, Any]: ...
     @property

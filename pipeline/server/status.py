@@ -52,8 +52,3 @@ class Status:
         admin_only(request)
         report = await asyncio.to_thread(self.engine.flush)
         return JSON(report, 200 if report["durable"] else 503)
-
-    def _model(self) -> dict[str, Any]:
-        info = self.engine.target_info
-        model = {"id": info["name"], "object": "model", "created": self.started}
-        return {**model, "owned_by": "headrace", "context_window": info["context_len"]}

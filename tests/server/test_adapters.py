@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
+
 import pytest
+from adapter_folders import opened, written
+
+from pipeline.server.local import SocketConnection
+from pipeline.server.run import serve_in_thread
+from pipeline.server.settings import ServerSettings
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 FAMILIES = {
@@ -45,3 +53,43 @@ def test_what_can_be_no_id_is_refused(engine, raw, path, name):
     assert status == 400
     assert reply["error"]["message"].startswith("adapter: must be an id of an adapter")
     assert not engine.requests
+
+
+def test_mounting_is_for_the_operator_and_by_names_on_the_shelf(tmp_path):
+    folders = written(tmp_path)
+    shelf = ("adapters.shelf=" + str(tmp_path), "flow=plain", "drafter=none", "tier=none")
+    socket = str(tmp_path / "s")
+    settings = ServerSettings(socket=socket)
+    with opened("llama", {"a": folders["a"]}, *shelf) as engine, serve_in_thread(engine, settings):
+        ask = partial(asked, socket)
+        assert [one["id"] for one in ask("GET", "/admin/adapters")[1]["data"]] == ["a"]
+        status, told = ask("POST", "/admin/adapters", {"id": "b", "scale": 0.5})
+        assert (status, told["id"], told["folder"], told["scale"]) == (200, "b", "b", 0.5)
+        assert [one["id"] for one in ask("GET", "/v1/models")[1]["data"]][1:] == [
+            "tiny-llama:a",
+            "tiny-llama:b",
+        ]
+        for folder in ("..", "../" + tmp_path.name, "/etc", str(tmp_path / "b"), "b/../a", "c"):
+            status, told = ask("POST", "/admin/adapters", {"id": "x", "folder": folder})
+            assert (status, told["error"]["param"]) == (400, "folder")
+        chat = {"messages": MESSAGES, "max_tokens": 3, "adapter": "b"}
+        assert ask("POST", "/v1/chat/completions", chat)[0] == 200
+        assert ask("DELETE", "/admin/adapters/b") == (204, None)
+        assert ask("DELETE", "/admin/adapters/b")[0] == 404
+        status, told = ask("POST", "/v1/chat/completions", chat)
+        assert (status, told["error"]["code"]) == (400, "adapter_not_found")
+        assert "Mounted: a." in told["error"]["message"]
+
+
+def test_mounting_without_adapters_and_by_others(engine, raw):
+    for method, path in (("GET", ""), ("POST", ""), ("DELETE", "/sql")):
+        assert raw.call(method, "/admin/adapters" + path)[0] == 403
+
+
+def asked(socket, method, path, value=None):
+    connection = SocketConnection(socket, timeout=20)
+    connection.request(method, path, None if value is None else json.dumps(value))
+    reply = connection.getresponse()
+    status, body = reply.status, reply.read()
+    connection.close()
+    return status, json.loads(body) if body else None
