@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from pipeline.asking import Prompt, make_request
 from pipeline.errors import BusyError, ClosedError, HeadraceError
+from pipeline.known import coverage, served
 from pipeline.mounting import Mounts
 from pipeline.ownership import Ownership, Work
 from pipeline.results import collect, until_done
@@ -172,21 +173,7 @@ class Engine:
 
     @property
     def target_info(self) -> dict[str, Any]:
-        model = self.pipeline.parts["model"]
-        limits = self.pipeline.parts["limits"]
-        return {
-            "name": model.name,
-            "context_len": min(limits.context or model.context_len, model.context_len),
-            "vocab_size": model.vocab_size,
-            "eos_ids": sorted(model.eos_ids),
-            "max_open": limits.max_rows + limits.max_queue,  # requests
-            "priorities": "priority" in self.pipeline.parts["scheduler"].can
-            or "park" in limits.can,
-            "dtype": model.dtype,
-            "weight_bytes": model.weight_bytes,
-            "adapters": [told["id"] for told in self.adapters.listed()],
-            "template": model.tokenizer.template is not None,
-        }
+        return served(self.pipeline.parts)
 
     def stats(self) -> dict[str, Any]:
         """Plain numbers; safe from any thread, exact only between rounds."""
@@ -318,7 +305,7 @@ class Engine:
         try:
             self.pipeline.open()
             self._turns.rehearse()
-            self._kv = self._coverage()
+            self._kv = coverage(self.pipeline.parts)
         except BaseException as error:
             self._state = "failed"
             self._shut(ClosedError("the engine could not be opened"))
@@ -336,10 +323,6 @@ class Engine:
             self._state, ending = "failed", ClosedError(f"the engine has failed: {fault!r}")
         finally:
             self._shut(ending)
-
-    def _coverage(self) -> dict[str, Any]:
-        kv = self.pipeline.parts["kv"]
-        return {"policy": dict(kv.identity), **kv.coverage(self.pipeline.parts["model"])}
 
     def _loop(self) -> None:
         more = False  # work that is no request is left
