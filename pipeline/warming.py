@@ -34,7 +34,7 @@ class Report:
 
 def read_prompts(text: str, where: str) -> dict[int, tuple[Prompt, dict[str, Any]]]:
     """Prompts by line: a line of text is a user's turn; a JSON object has `messages`, or `prompt`,
-    which is taken as it is. ConfigError that names every line that is neither."""
+    which is taken as it is, and may name an `adapter`. ConfigError that names every line that is neither."""
     found, problems = {}, list[Problem]()
     for number, line in enumerate(text.splitlines(), 1):
         try:
@@ -54,11 +54,12 @@ def _prompt(line: str) -> tuple[Prompt, dict[str, Any]]:
     if not line.startswith("{"):
         return line, {}
     asked = json.loads(line)
+    worn = {"adapter": asked.pop("adapter", None)}
     ((name, value),) = asked.items()
     if name == "messages" and all({"role", "content"} <= message.keys() for message in value):
-        return value, {}
+        return value, worn
     if name == "prompt" and isinstance(value, str) and value:
-        return value, {"raw": True}
+        return value, {"raw": True, **worn}
     raise ValueError(name)
 
 

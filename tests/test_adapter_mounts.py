@@ -10,6 +10,7 @@ from support import Running, prompt_ids
 
 from pipeline.errors import RequestError
 from pipeline.types import Batch, Delta, Request, Sequence
+from pipeline.warming import read_prompts, warm
 
 PROMPT = prompt_ids(40)
 WANTED = {"max_tokens": 20, "ignore_eos": True, "temperature": 0.0}
@@ -108,3 +109,12 @@ def test_a_row_that_comes_back_goes_on_with_what_it_wore_or_fails_by_name(busy):
     busy.adapters.unmount("wide")
     stage.run(batch)
     assert "has been unmounted" in str(row.error)
+
+
+def test_prompts_are_warmed_for_an_adapter(busy):
+    ids = busy.tokenizer.encode("The mill stands by the river")
+    lines = '{"prompt": "The mill stands by the river", "adapter": "wide"}\n{"prompt": "x", "adapter": "who"}'
+    report = warm(busy, read_prompts(lines, "file"), [1, 2])
+    assert "'who' is not mounted" in report.refused[2]
+    found = [busy.generate(ids, max_tokens=1, adapter=name) for name in ("wide", "a")]
+    assert [one["cached_tokens"] for one in found] == [len(ids) - 1, 0]

@@ -183,8 +183,10 @@ def _files(checked: Checked) -> Iterator[Any]:
         yield file_digest(Path(checked.workload.path).expanduser())
     for group in ON_DISK:
         for name, value in (checked.config.get(group) or {}).items():
-            if isinstance(value, str) and name in ("path", "map"):
-                yield [group, name, *_stamps(Path(value).expanduser())]
+            named = [value] if name in ("path", "map") else []
+            for place in value.values() if name == "folders" else named:
+                if isinstance(place, str):
+                    yield [group, name, *_stamps(Path(place).expanduser())]
 
 
 def _stamps(path: Path) -> Iterator[Any]:

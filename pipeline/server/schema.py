@@ -19,7 +19,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from pipeline.asking import ADAPTERS, adapter_ids
+from pipeline.asking import ADAPTER_ID, ADAPTERS, adapter_ids
 from pipeline.errors import RequestError
 from pipeline.server.errors import invalid
 
@@ -46,7 +46,17 @@ _PROMPT = {
         *({"type": "array", "minItems": 1, "items": item} for item in (_TEXT, _IDS)),
     ]
 }
-_ADAPTER = {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": {"type": "string"}}]}
+_ADAPTER = {
+    "anyOf": [
+        {"type": "null"},
+        {"type": "string", "pattern": f"^{ADAPTER_ID.pattern}([+,]{ADAPTER_ID.pattern})*$"},
+        {
+            "type": "array",
+            "uniqueItems": True,
+            "items": {"type": "string", "pattern": f"^{ADAPTER_ID.pattern}$"},
+        },
+    ]
+}
 _OBJECT = {"type": ["object", "null"]}
 _TRIED = re.compile(r"^[A-Z]|[\[(]|^(str|int|float|bool|tagged-union)$")
 _REPORTED = 5  # faults of one body named in the message
