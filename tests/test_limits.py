@@ -18,6 +18,7 @@ from stages.kv.native import Native
 from stages.kv.paged import Paged
 from stages.limits.advisory import Advisory
 from stages.limits.estimate import STATES, Estimate
+from stages.models.none import NoModel
 from stages.models.tiny import Tiny
 from stages.schedulers.fifo import Fifo
 
@@ -85,8 +86,7 @@ def test_fifo_keeps_the_order_of_arrival():
 
 
 def test_null_parts_do_nothing():
-    request: Any = object()
-    assert NoConstraint().bind(Request("r"), request, []).free
+    assert NoConstraint().bind(Request("r"), NoModel(), False).free
     assert NoAdapters().resolve(Request("r")) == ()
     for part in (NoConstraint(), NoAdapters(), Fifo(), advisory()):
         part.open()

@@ -24,7 +24,8 @@ def _options(group, toys):
         parameters = inspect.signature(part).parameters.values()
         given = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
         if set(given) <= set(toys) and "defaults" not in settings:
-            own = {key: value for key, value in settings.items() if key not in given}
+            said = {k: v for k, v in settings.items() if "${" not in str(v)}  # of others' settings
+            own = {key: value for key, value in said.items() if key not in given}
             yield path.stem, functools.partial(part, *(toys[name] for name in given), **own)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.types import Request
+from stages.models.none import NoModel
 
 GROUP = "constraint"
 
@@ -19,4 +20,4 @@ def part(option):
 
 
 def test_a_plain_request_asks_nothing_of_it(part):
-    assert part.bind(Request(id="r", text="x"), None, [1]).free
+    assert part.bind(Request(id="r", text="x"), NoModel(), False).free
