@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
+from pathlib import Path
 
 import pytest
 from adapter_folders import opened, written
 from support import Running, prompt_ids
+from toy_served import Served
 
 from pipeline.errors import RequestError
+from pipeline.isolate.engine import IsolatedEngine
 from pipeline.types import Batch, Delta, Request, Sequence
 from pipeline.warming import read_prompts, warm
 
@@ -109,6 +115,32 @@ def test_a_row_that_comes_back_goes_on_with_what_it_wore_or_fails_by_name(busy):
     busy.adapters.unmount("wide")
     stage.run(batch)
     assert "has been unmounted" in str(row.error)
+
+
+def test_another_process_has_what_was_mounted_in_the_first(folders):
+    """`server.isolate`: the engine is killed; what the operator had changed is so in the next."""
+    home = str(Path(folders["a"]).parent)
+    told = f"adapters.folders={{a: {folders['a']}, b: {folders['b']}}}"
+    recipe = Served(
+        "tiny", (told, "adapters=lora", f"adapters.shelf={home}", "server.restart_s=0.05")
+    )
+    engine = IsolatedEngine(recipe)
+    engine.open()
+    try:
+        assert engine.target_info["adapters"] == ["a", "b"]
+        assert engine.adapters.mount_shelved("w", "wide", 0.5)["scale"] == 0.5
+        engine.adapters.unmount("b")
+        with pytest.raises(RequestError, match="no such folder"):
+            engine.adapters.mount_shelved("x", "../b", 1.0)
+        os.kill(engine.health()["isolate"]["pid"], signal.SIGKILL)
+        until = time.monotonic() + 60
+        while engine.health()["isolate"]["restarts"] < 1 or engine.health()["state"] != "open":
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        assert engine.target_info["adapters"] == ["a", "w"]
+        assert [one["id"] for one in engine.adapters.listed()] == ["a", "w"]
+    finally:
+        engine.close()
 
 
 def test_prompts_are_warmed_for_an_adapter(busy):

@@ -18,6 +18,7 @@ from typing import Any
 from pipeline.errors import ClosedError, OpenError
 from pipeline.isolate.faults import Fault
 from pipeline.isolate.flight import MOST_GOES, Flight
+from pipeline.isolate.mounts import FarMounts
 from pipeline.isolate.patience import Patience
 from pipeline.isolate.process import EngineProcess
 from pipeline.isolate.text import FarText
@@ -72,6 +73,7 @@ class IsolatedEngine:
         self._figures: Mapping[str, Any] = {}
         self._ended = ""  # how the last process did
         self._patience = Patience()
+        self.adapters = FarMounts(self._ask)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._attend, name="headrace-engine", daemon=True)
 
@@ -140,7 +142,7 @@ class IsolatedEngine:
 
     @property
     def target_info(self) -> Mapping[str, Any]:
-        return self._known.info
+        return {**self._known.info, "adapters": self.adapters.ids}
 
     @property
     def tokenizer(self) -> FarText:
@@ -224,7 +226,7 @@ class IsolatedEngine:
         """From a process's start to its end; how it ended."""
         self._patience.begin()
         try:
-            self._process = process = EngineProcess(self._served)
+            self._process = process = EngineProcess(self.adapters.served(self._served))
         except OSError as error:  # no memory for another one, say
             return f"it could not be started: {error}"
         try:
@@ -312,6 +314,7 @@ class IsolatedEngine:
         """It takes requests: first those that another process could not end."""
         with self._lock:
             self._opened, self._text = opened, FarText(opened.text, self._ask)
+            self.adapters.ids = list(opened.info["adapters"])
             self._patience.opened()
             self._up = True
             for number, flight in self._flights.items():
