@@ -121,9 +121,8 @@ def test_another_process_has_what_was_mounted_in_the_first(folders):
     """`server.isolate`: the engine is killed; what the operator had changed is so in the next."""
     home = str(Path(folders["a"]).parent)
     told = f"adapters.folders={{a: {folders['a']}, b: {folders['b']}}}"
-    recipe = Served(
-        "tiny", (told, "adapters=lora", f"adapters.shelf={home}", "server.restart_s=0.05")
-    )
+    more = ("adapters=lora", f"adapters.shelf={home}", "server.restart_s=0.05")
+    recipe = Served.of(told, *more, recipe="tiny")
     engine = IsolatedEngine(recipe)
     engine.open()
     try:
