@@ -172,7 +172,7 @@ def _offer(group: str, part: Any, choices: Mapping[str, Any]) -> Offer:
     can = [frozenset(member.can) for member in members]
     needs = {g: a for member in members for g, a in getattr(member, "needs", {}).items()}
     detail = "".join(f"({d})" for member in members if (d := getattr(member, "detail", "")))
-    return Offer((name or "none") + detail, frozenset().union(*can), needs)
+    return Offer((name or "none") + detail, frozenset().union(*can), needs, isinstance(part, list))
 
 
 def _able(planned: Plan, group: str, abilities: Iterable[str]) -> list[str]:

@@ -64,6 +64,15 @@ class Offer:
     choice: str
     can: frozenset[str] = frozenset()
     needs: Mapping[str, Collection[str]] = field(default_factory=dict)
+    several: bool = False  # the group takes a list
+
+    def better(self, group: str, option: str) -> str:
+        """What to type for a group that can what `option` can: of a list, what is chosen stays."""
+        if not self.several:
+            return f"{group}={option}"
+        names = self.choice.partition("(")[0].split(",")  # behind it: what a part says of itself
+        kept = [name for name in names if name != "none"]
+        return f"'{group}=[{','.join([*kept, option])}]'"
 
 
 @dataclass(frozen=True)
@@ -198,9 +207,8 @@ class Graph:
         elif missing := abilities - offer.can:
             can = f"can only {_words(offer.can)}" if offer.can else "can do nothing of the kind"
             what = f"needs {group} to {_words(missing)}, but {group}={offer.choice} {can}."
-            better = [
-                f"{group}={name}" for name in suggest(group, abilities) if name != offer.choice
-            ]
+            names = [name for name in suggest(group, abilities) if name != offer.choice]
+            better = [offer.better(group, name) for name in names]
             hint = (
                 f"Choose {' or '.join(better)}."
                 if better

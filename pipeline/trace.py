@@ -51,11 +51,20 @@ class Telemetry:
         for sequence in batch.sequences:
             fed = sequence.processed_ids[len(sequence.processed_ids) - sequence.kept :]
             emitted = [e.token_id for e in sequence.emitted]
+            if not sequence.counts.get("rounds"):
+                print(f"{start}{_reuse(sequence)}", file=sys.stderr)
             print(
                 f"{start}{sequence.request.id} round {sequence.counts.get('rounds', 0)}: feed {fed} "
                 f"proposed {sequence.proposal} accepted {sequence.accepted} emitted {emitted}",
                 file=sys.stderr,
             )
+
+
+def _reuse(sequence: Sequence) -> str:
+    """What the prompt began from, and where it parts from what is saved."""
+    size, same = len(sequence.prompt_ids), sequence.agreed_len
+    parts = f", token {same} is the first that no saved state has there" if same < size else ""
+    return f"{sequence.request.id} starts from {sequence.cached_len} of {size} prompt tokens{parts}"
 
 
 @dataclass
@@ -161,7 +170,7 @@ def speculation(sequence: Sequence) -> Speculation:
 def done(sequence: Sequence) -> Done:
     """The last event of a sequence that did not fail."""
     counts = len(sequence.prompt_ids), len(sequence.output_ids)
-    usage = Usage(*counts, sequence.cached_len, sequence.resumed_len)
+    usage = Usage(*counts, sequence.cached_len, sequence.resumed_len, sequence.agreed_len)
     timings = {**sequence.timings, "total": time.perf_counter() - sequence.submitted}
     reason = "cancelled" if sequence.cancelled else sequence.finish_reason
     assert reason is not None

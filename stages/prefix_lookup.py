@@ -39,6 +39,12 @@ class Search:
             if self.found is None and "sessions" in tier.can:
                 self.found = self._safely(tier, partial(tier.recall, session, *self.what))
 
+    def agreed(self, tokens: list[int]) -> int:
+        """How many leading tokens some saved state has, whether or not it can be cut there."""
+        _, namespace, _ = self.what
+        held = (self._safely(t, partial(t.covered, tokens, namespace)) or 0 for t in self.tiers)
+        return max(held, default=0)
+
     def step(self) -> bool:
         """Go on until it is over (True), with what was `found`, or something has to be read first."""
         while self.found is None:
@@ -106,7 +112,7 @@ class PrefixLookup:
     reads = frozenset(
         {"request", "prompt_ids", "output_ids", "namespace", "processed_ids", "restore"}
     )
-    writes = frozenset({"match", "cached_len", "restore"})
+    writes = frozenset({"match", "cached_len", "agreed_len", "restore"})
     needs: dict[str, frozenset[str]] = {}
     thread = "owner"
 
@@ -129,6 +135,7 @@ class PrefixLookup:
             known = sequence.prompt_ids + sequence.output_ids
             search = Search(self.tiers, known, sequence.namespace, self._tell)
             search.recall(sequence.request.session_id)
+            sequence.agreed_len = search.agreed(sequence.prompt_ids)
         sequence.restore = None if search.step() else search
         sequence.match = search.take()
         if sequence.match is not None and "suspect" not in sequence.counts:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import gc
+import subprocess
+import sys
 import threading
 import time
 
@@ -177,6 +179,72 @@ def test_a_cleanup_that_fails_blocks_the_key_until_one_succeeds(tier, monkeypatc
     assert left(tier) == [24], "what is of a later attempt"
 
 
+def test_a_cleanup_that_fails_is_safe_after_a_restart(tmp_path, monkeypatch):
+    """What cannot be removed is emptied: whoever finds it later has a damaged file, a miss."""
+    tier = opened(tmp_path)
+    attempt = tier.attempts.begin("k")
+    take(tier, attempt, 30)
+    (record,) = tier.store.shelf.records["k"]
+    path = tier.store.folder.path(record)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(path), "unlink", lambda *_, **__: (_ for _ in ()).throw(OSError("no")))
+        tier.attempts.end(attempt)
+        tier.store.io.submit(int).result(10.0)
+        assert path.exists()
+        tier.close()
+    tier = opened(tmp_path)
+    assert left(tier) == [] and not tier.store.shelf.records and not path.exists()
+    tier.close()
+
+
+def test_a_look_at_the_folder_does_not_bring_back_what_is_being_removed(tier, monkeypatch):
+    go, erase = threading.Event(), tier.store._erase
+    monkeypatch.setattr(tier.store, "_erase", lambda names: go.wait(10.0) and erase(names))
+    attempt = tier.attempts.begin("k")
+    take(tier, attempt, 30)
+    tier.attempts.end(attempt)
+    tier.store.sync(force=True)
+    assert not tier.store.shelf.records
+    go.set()
+    on_disk(tier)
+    tier.store.sync(force=True)
+    tier.check_integrity()
+    assert on_disk(tier) == set(tier.store.shelf.files)
+
+
+SERVER = """
+import sys; sys.path[:0] = [".", "tests"]
+from tests.test_attempts import noted, take, left
+from tests.test_disk_tier import opened
+tier = opened(sys.argv[1])
+if sys.argv[2] == "go on":
+    attempt, reading = next(tier.attempts.left("k", list(range(20)), "n"))
+    reading.wait(); assert reading.take() is not None
+else:
+    attempt = tier.attempts.begin("k")
+    take(tier, attempt, 30)
+print("ready", flush=True); sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", ["from its beginning", "go on"])
+def test_what_another_server_works_on_is_not_gone_on_from(tmp_path, how):
+    tier = opened(tmp_path)
+    if how == "go on":
+        take(tier, tier.attempts.begin("k"), 30)
+        gc.collect()
+        tier.store.io.submit(int).result(10.0)
+    command = [sys.executable, "-c", SERVER, str(tmp_path), how]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as it:
+        assert it.stdout.readline() == "ready\n"
+        tier.store.sync(force=True)
+        assert tier.store.shelf.records["k"], "its record is seen"
+        assert left(tier) == []
+        it.kill()
+    assert left(tier) == [30], "the system knows that nobody does any more"
+    tier.close()
+
+
 def test_a_cleanup_is_never_shed(tmp_path):
     tier = opened(tmp_path, queue_gb=0.0)
     attempt = tier.attempts.begin("k")
@@ -285,8 +353,10 @@ def test_no_more_is_lost_than_promised_though_many_come_at_once(burst):
         assert before + burst - durable <= 64
 
 
-@pytest.mark.parametrize("tiers", ["none", "ram"])
-def test_the_flow_without_a_disk_is_refused(tiers):
+@pytest.mark.parametrize(
+    ("tiers", "hint"), [("none", "'tier=[disk]'"), ("ram", "'tier=[ram,disk]'")]
+)
+def test_the_flow_without_a_disk_is_refused(tiers, hint):
     from pipeline.build import build
     from pipeline.compose import compose
     from pipeline.plan import plan
@@ -295,7 +365,7 @@ def test_the_flow_without_a_disk_is_refused(tiers):
         build(plan(compose("fake", ["flow=resumable", f"tier={tiers}"])))
     problems = [str(problem) for problem in caught.value.problems]
     assert [p.split(":")[0] for p in problems] == ["stage 'resume'", "stage 'progress_capture'"]
-    assert all("Choose tier=disk." in problem for problem in problems)
+    assert all(f"Choose {hint}." in problem for problem in problems)
 
 
 def test_full_layers_share_every_token(tier):

@@ -8,6 +8,7 @@ import random
 import shutil
 import sqlite3
 import stat
+import threading
 import time
 
 import pytest
@@ -16,6 +17,7 @@ from pipeline.errors import OpenError
 from stages.rows.state import check
 from stages.tiers.disk import RETRY_S, Disk
 from stages.tiers.saved import format as form
+from stages.tiers.saved.index import Index
 from tests.truth import FULL, MIXES, assert_true, capture
 
 
@@ -87,8 +89,20 @@ def test_a_lost_index_is_made_from_the_files(tmp_path):
     tier.close()
 
 
-def test_hostile_rows_do_nothing(tmp_path):
-    """A pickle that would run, a path that would be deleted, and rows that lie."""
+HOSTILE = {  # what is done to the row of a file, or put beside it
+    "a pickle": "UPDATE Cache SET mode=4, value=:bomb WHERE key=:name",
+    "a path to delete": "UPDATE Cache SET mode=2, filename=:victim, value=NULL WHERE key=:name",
+    "a path to read": "UPDATE Cache SET mode=3, filename=:victim, value=NULL WHERE key=:name",
+    "another's row": "UPDATE Cache SET value=(SELECT value FROM Cache WHERE key=:other) WHERE key=:name",
+    "a path as a name": "INSERT INTO Cache (key, raw, mode, value) VALUES ('../../x', 1, 0, '{}')",
+    "a lie": 'UPDATE Cache SET value=replace(value, \'"namespace": "n"\', \'"namespace": "m"\') WHERE key=:name',
+    "a pickle as a name": "INSERT INTO Cache (key, raw, mode, value) VALUES (:bomb, 0, 0, 'x')",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_rows_do_nothing(tmp_path, kind):
+    """Each is read, and alone: a name that is no text costs the index, with all other rows in it."""
     victim = tmp_path / "victim"
     victim.write_text("keep")
     ran = tmp_path / "ran"
@@ -103,28 +117,92 @@ def test_hostile_rows_do_nothing(tmp_path):
     tier.put(capture((FULL,), [*range(8), *[60] * 8]))
     written(tier)
     tier.close()
-    names = [path.stem for path in files(cache)]
+    name, other, *_ = (path.stem for path in files(cache))
+    bomb = memoryview(pickle.dumps(Bomb()))
     with sqlite3.connect(cache / "index" / "cache.db") as db:
-        bomb = pickle.dumps(Bomb())
-        db.execute("UPDATE Cache SET mode=4, value=? WHERE key=?", (bomb, names[0]))
-        db.execute(
-            "UPDATE Cache SET mode=2, filename=?, value=NULL WHERE key=?", (str(victim), names[1])
+        done = db.execute(
+            HOSTILE[kind], {"bomb": bomb, "victim": str(victim), "name": name, "other": other}
         )
-        db.execute(
-            "UPDATE Cache SET value=(SELECT value FROM Cache WHERE key=?) WHERE key=?",
-            (names[2], names[3]),
-        )
-        db.execute(
-            "INSERT INTO Cache (key, raw, mode, value) VALUES (?, 0, 0, 'x')", (memoryview(bomb),)
-        )
-        db.execute("INSERT INTO Cache (key, raw, mode, value) VALUES ('../../x', 1, 0, '{}')")
+        assert done.rowcount == 1
     db.close()
+    shutil.copytree(cache / "index", tmp_path / "copy")
+    index = Index(tmp_path / "copy")
+    index.open()
+    rows = dict(index.rows())
+    assert (index.failures == 1) == (kind == "a pickle as a name")
+    assert (name in rows) == (kind in ("another's row", "a path as a name", "a lie"))
+    index.close()
     tier = opened(cache)
     for tokens in (range(30), [*range(8), *[60] * 8]):
         assert found(tier, list(tokens)) >= 0  # true or nothing
     tier.close()
     assert victim.read_text() == "keep"
     assert not ran.exists()
+
+
+def test_a_folder_that_others_may_enter_is_shut(tmp_path):
+    """One that also holds what is not ours stays as it is; ours within it does not."""
+    mine, shared = tmp_path / "mine", tmp_path / "shared"
+    for root in (mine, shared):
+        for path in (root, root / "files", root / "index"):
+            path.mkdir(mode=0o777)
+            path.chmod(0o777)
+    (shared / "notes.txt").write_text("somebody's")
+    for root in (mine, shared):
+        opened(root).close()
+    mode = {
+        path: stat.S_IMODE(path.stat().st_mode) for path in (*mine.glob("*/"), *shared.glob("*/"))
+    }
+    assert set(mode.values()) == {0o700} and len(mode) == 4
+    assert stat.S_IMODE(mine.stat().st_mode) == 0o700
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o777
+
+
+@pytest.mark.parametrize("name", ["lock", "attempts", "files", "index"])
+def test_what_should_be_ours_and_is_a_link_is_refused(tmp_path, name):
+    victim, cache = tmp_path / "victim", tmp_path / "cache"
+    cache.mkdir()
+    (cache / name).symlink_to(victim)
+    if name in ("files", "index"):
+        victim.mkdir()
+    with pytest.raises(OpenError, match=r"tier\.disk\.path: .* cannot be used"):
+        opened(cache)
+    assert not victim.exists() or not list(victim.iterdir())
+
+
+def test_a_bad_file_is_dropped_without_the_owner_touching_the_disk(tmp_path, monkeypatch):
+    tier = opened(tmp_path)
+    tier.put(capture((FULL,), range(30)))
+    written(tier)
+    first = next(f for f in tier.store.shelf.files.values() if f.start == 0)
+    path = tier.store.folder.path(first.name)
+    path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
+    owner, touched = threading.current_thread(), []
+    for part, name in [
+        (tier.store.folder, "remove"),
+        (tier.store.index, "delete"),
+        (form, "open_plain"),
+    ]:
+        method = getattr(part, name)
+
+        def noticed(*args, method=method, name=name):
+            touched.append((name, threading.current_thread() is owner))
+            return method(*args)
+
+        monkeypatch.setattr(part, name, noticed)
+    reading = tier.fetch(range(30), "n", 30)
+    reading.wait()
+    assert reading.take() is None
+    assert tier.usable(range(30), "n", 30) == 0, "nothing stands on a file that is bad"
+    tier.store.take_back(10.0)
+    assert {name for name, _ in touched} == {"remove", "delete", "open_plain"}
+    assert not [name for name, mine in touched if mine]
+    assert not path.exists()
+    tier.check_integrity()
+    tier.put(capture((FULL,), range(30)))
+    written(tier)
+    assert found(tier, range(30)) == 30
+    tier.close()
 
 
 def test_rows_too_deep_to_be_read_are_no_rows(tmp_path):

@@ -130,12 +130,14 @@ class PromptLogprob:
 @dataclass(frozen=True)
 class Usage:
     """Token counts of one request. `completion_tokens` counts EOS once and never a discarded token;
-    `resumed_tokens` of them were drawn by an attempt before a crash or a disconnect."""
+    `resumed_tokens` of them were drawn by an attempt before a crash or a disconnect. The prompt's first
+    `agreed_tokens` are those of some saved state: it first differs from it at this index."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     resumed_tokens: int = 0
+    agreed_tokens: int = 0
 
 
 @dataclass(frozen=True)

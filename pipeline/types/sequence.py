@@ -82,6 +82,7 @@ class Sequence:
     match: Match | None = None  # the saved state to start from, until it is materialized
     restore: Fetch | None = None  # a look-up under way; the row waits for it
     cached_len: int = 0  # prompt tokens served from saved state
+    agreed_len: int = 0  # leading prompt tokens that some saved state has
     processed_ids: list[int] = field(default_factory=list)  # exactly what the target rows hold
     snapshot_len: int = 0  # next length whose state is to be published during prefill; 0: none
     captured_len: int = 0  # longest length already published

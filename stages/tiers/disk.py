@@ -23,7 +23,7 @@ from stages.tiers.saved import contents
 from stages.tiers.saved import format as form
 from stages.tiers.saved.attempts import Attempts
 from stages.tiers.saved.queue import Queue
-from stages.tiers.saved.reading import Loan, Restore, pieces_of, restore
+from stages.tiers.saved.reading import Loan, Outcome, Restore, pieces_of, restore
 from stages.tiers.saved.shelf import File, Run, key_of, slot
 from stages.tiers.saved.store import Store, complain, row_of
 
@@ -144,6 +144,7 @@ class Disk:
         if time.monotonic() < self._rests_until:
             return 0
         self._stuck = None
+        self.store.take_back()
         return self._best(pack(tokens[: max(0, limit)]), namespace)[0]
 
     def fetch(self, tokens: Seq[int], namespace: str, limit: int) -> Restore | None:
@@ -156,7 +157,8 @@ class Disk:
         return self._read(path, tuple(tokens[:length]), namespace)
 
     def reopen(self, record: File, namespace: str) -> Restore | None:
-        """Begin to read the state that a record of an answer under way hangs at, with the record."""
+        """Begin to read the state that a record of an answer under way hangs at, with the record; nothing
+        comes of it where another server works on that answer."""
         tokens = unpack(record.runs[0].whole_key())
         if self.usable(tokens, namespace, len(tokens)) < len(tokens):
             return None
@@ -169,9 +171,16 @@ class Disk:
         wanted = pieces_of(path, len(tokens), namespace, record)
         least = max(run.min_reuse for run in path)
         assert self.store.io is not None
-        work = self.store.io.submit(restore, self.store.read, wanted, tokens, namespace, least)
+        label = record.label if record is not None else ""
+        work = self.store.io.submit(self._restored, label, wanted, tokens, namespace, least)
         until = time.monotonic() + self.timeout_s
         return Restore(work, until, self._settle, path[-1], len(tokens))
+
+    def _restored(self, label: str, *what: Any) -> Outcome:
+        """On the I/O thread."""
+        if label and not self.store.claims.take(label):
+            return Outcome()
+        return restore(self.store.read, *what)
 
     def lookup(self, tokens: Seq[int], namespace: str, limit: int) -> Loan | None:
         """The longest usable state of at most `limit` of these tokens, waited for."""
@@ -179,6 +188,7 @@ class Disk:
             reading.wait()
             if (match := reading.take()) is not None:
                 return match
+            self.store.take_back(self.timeout_s)
         return None
 
     def covered(self, tokens: Seq[int], namespace: str, min_reuse: int = 0) -> int:
@@ -247,16 +257,15 @@ class Disk:
             self._rests_until = time.monotonic() + RETRY_S
 
     def _lost(self, file: File) -> None:
-        for gone in self.store.drop(file):
-            if self.queue.files.pop(gone.name, None) is not None:
-                self._count.dropped += 1
-        self._account()
+        """Forgotten, with all that stands on it."""
+        self._count.dropped += self.drop_soon(file)
 
-    def drop_soon(self, file: File) -> None:
-        """Nobody wants it any more and nothing stands on it; the disk's part is the I/O thread's."""
-        self.store.drop_soon(file)
-        self.queue.files.pop(file.name, None)
+    def drop_soon(self, file: File) -> int:
+        """Nobody wants it any more; the disk's part is the I/O thread's. How many were yet to be written."""
+        gone = self.store.drop_soon(file)
+        waited = [self.queue.files.pop(each.name, None) for each in gone]
         self._account()
+        return sum(each is not None for each in waited)
 
     def _tell(self, what: str, error: BaseException) -> None:
         kind = f"{type(error).__name__} {getattr(error, 'strerror', '')}"

@@ -41,12 +41,15 @@ def test_a_template_that_rewrites_the_last_turn(family, config, template):
     """Reuse reaches at least to the end of the last user turn, before the reply's header."""
     wanted = {"max_tokens": 20, "ignore_eos": True}
     with engine_of(family, config, template, "tier=ram") as engine:
-        engine.generate([ASKED], **wanted)
+        first = engine.generate([ASKED], **wanted)
         stable = len(engine.tokenizer.render([ASKED], {}, reply=False))
         warm = engine.generate([ASKED, *MORE], **wanted)
         assert warm["cached_tokens"] >= stable > 40
         whole = engine.tokenizer.render([ASKED, *MORE], {})
         assert warm["prompt_tokens"] == len(whole) > warm["cached_tokens"]
+        saved = [*engine.tokenizer.render([ASKED], {}), *first["token_ids"][:-1]]
+        parted = next(i for i, (a, b) in enumerate(zip(saved, whole, strict=False)) if a != b)
+        assert (first["agreed_tokens"], warm["agreed_tokens"]) == (0, parted)
     with engine_of(family, config, template, "tier=none") as engine:
         assert engine.generate([ASKED, *MORE], **wanted)["token_ids"] == warm["token_ids"]
 
@@ -65,7 +68,7 @@ def test_an_answer_that_is_spelled_otherwise_when_it_comes_back(family):
             answer = warm.generate(prompt, **wanted)
             assert answer["token_ids"] == cold.generate(prompt, **wanted)["token_ids"]
             shared = len(first) + kept
-            assert answer["cached_tokens"] <= shared
+            assert answer["cached_tokens"] <= shared == answer["agreed_tokens"]
             if family == "llama":
                 assert answer["cached_tokens"] == shared
 

@@ -32,6 +32,7 @@ class Attempt:
     def __init__(self, key: str, name: str):
         self.key, self.label = key, f"{RECORD}{key}/{name}"
         self.waiting: File | None = None  # the record that is being written
+        self.claimed = False  # other servers know that somebody works on it
 
 
 @dataclass
@@ -55,11 +56,17 @@ class Attempts:
 
     def _alive(self, attempt: Attempt) -> Attempt:
         self._live[attempt.label] = attempt
+        weakref.finalize(attempt, self._let_go, attempt.label).atexit = False
         return attempt
+
+    def _let_go(self, label: str) -> None:
+        if self.disk.store.io is not None and label not in self._live:
+            self.disk.store.io.submit(self.disk.store.claims.give, label)
 
     def left(self, key: str, tokens: Seq[int], namespace: str) -> Iterator[tuple[Attempt, Restore]]:
         """What attempts that have ended before their answer did left, furthest first. A state begins to
-        be read when its turn comes. Nothing while a cleanup of this key is not done."""
+        be read when its turn comes, unless another server works on it. Nothing while a cleanup of this
+        key is not done."""
         if not self._clean(key):
             return
         shelf, wanted, mine = self.disk.store.shelf, pack(tokens), ""
@@ -71,7 +78,9 @@ class Attempts:
             reading = self.disk.reopen(record, namespace)
             if reading is not None:
                 mine = record.label  # an attempt that was killed may have left two
-                yield self._alive(Attempt(key, record.label.rpartition("/")[2])), reading
+                attempt = self._alive(Attempt(key, record.label.rpartition("/")[2]))
+                attempt.claimed = True
+                yield attempt, reading
 
     def _follows(self, record: File, key: bytes) -> bool:
         whole = record.runs[0].whole_key()
@@ -85,6 +94,9 @@ class Attempts:
         record = next((f for f in files or () if f.label == attempt.label), None)
         if record is None:
             return False
+        if not attempt.claimed and self.disk.store.io is not None:  # before it is written
+            self.disk.store.io.submit(self.disk.store.claims.take, attempt.label)
+            attempt.claimed = True
         path = [run.file for run in reversed(list(record.runs[0].chain()))]
         self.disk.queue.hurry([f for f in (*path, *self._belongings(record)) if f])
         attempt.waiting = record

@@ -1,6 +1,7 @@
 """The folder that saved files live in: safe writes, true sizes, and hands off what is not ours.
 
-Layout: `files/ab/<40 hex>.safetensors`, `index/` (see `index.py`) and `lock`. Folders are 0700, files
+Layout: `files/ab/<40 hex>.safetensors`, `index/` (see `index.py`), `lock` and `attempts` (see
+`claims.py`). Folders are 0700, files
 0600. A file is written under a temporary name, made durable, renamed, and its folder made durable;
 it exists or it does not, whenever the process dies. Temporary files are locked by their writer, so
 what a dead process left is known by its missing lock, without clocks or process numbers.
@@ -58,10 +59,15 @@ class Folder:
         self.files = root / "files"
 
     def make(self) -> None:
-        """Create what is missing and prove that it can be written to."""
+        """Create what is missing, keep others out of what is there, and prove that it can be written to.
+        The root itself is left as it is where it also holds what is not ours."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path in (self.files, self.root / "index"):
+        ours = [self.files, self.root / "index"]
+        for path in ours:
             path.mkdir(mode=0o700, exist_ok=True)
+            _shut(path, os.O_NOFOLLOW)
+        if {path.name for path in self.root.iterdir()} <= {"files", "index", "lock", "attempts"}:
+            _shut(self.root)
         probe = self.files / f"{'0' * 40}.{secrets.token_hex(8)}.tmp"
         os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         probe.unlink()
@@ -70,7 +76,8 @@ class Folder:
     def locked(self, wait_s: float) -> Iterator[None]:
         """Alone among all processes that use the folder; LockedError if another holds it for longer
         than `wait_s`. Freed by the system if the process dies."""
-        handle = os.open(self.root / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        handle = os.open(self.root / "lock", flags, 0o600)
         try:
             until = time.monotonic() + wait_s
             while not _lock(handle):
@@ -146,8 +153,31 @@ class Folder:
             draft.file.close()
 
     def remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self.path(name).unlink()
+        """One that cannot be removed is emptied, so that nothing is ever read from it again."""
+        try:
+            self.path(name).unlink(missing_ok=True)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._empty(name)
+            raise
+
+    def _empty(self, name: str) -> None:
+        handle = os.open(self.path(name), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.ftruncate(handle, 0)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _shut(folder: Path, flags: int = 0) -> None:
+    """To everybody else. OSError where that is not ours to do, or it is a link (O_NOFOLLOW)."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags)
+    try:
+        if os.fstat(handle).st_mode & 0o077:
+            os.fchmod(handle, 0o700)
+    finally:
+        os.close(handle)
 
 
 def _lock(handle: int) -> bool:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipeline.identity import digest
 from pipeline.types import LayerSpec
 from stages.tiers.saved import format as form
+from stages.tiers.saved.claims import Claims
 from stages.tiers.saved.folder import Draft, Folder, Scan
 from stages.tiers.saved.index import Index, Row
 from stages.tiers.saved.payload import HostArray, rebuild
@@ -29,6 +32,14 @@ class NoRoomError(OSError):
     """Not under the cap, or not with the reserve left free."""
 
 
+@dataclass
+class Found:
+    """What files say of themselves: name, row, size. `unread`: whether one could not be read just now."""
+
+    rows: list[tuple[str, Row, int]] = field(default_factory=list)
+    unread: bool = False
+
+
 class Store:
     """One open folder. `cap` and `reserve` in bytes; `patience_s`: for other processes, and at the end
     for the disk."""
@@ -37,12 +48,17 @@ class Store:
         self.folder, self.cap, self.reserve = Folder(root), cap, reserve
         self.patience_s = patience_s
         self.shelf, self.index = Shelf(), Index(root / "index")
+        self.claims = Claims(root / "attempts")
         self.total = self.removed = self.evictions = 0
         self._index_bytes = 0  # of `total`
         self._strays: dict[str, int] = {}  # files of ours that stand on nothing we know
         self._certain: set[str] = set()  # those of them that a second look has found to be so
         self._unread = False  # whether a file could not be read just now: strays may stand on it
         self._next_scan = 0.0
+        self._erasing: dict[
+            str, Future[None]
+        ] = {}  # names that a look at the folder may still find
+        self._parted: deque[Future[Found]] = deque()  # what stood on dropped files
         self.io: IoThread | None = None
 
     # --- life
@@ -51,6 +67,7 @@ class Store:
         """OSError where the folder cannot be made or written to. `collect` removes what no prompt can
         reach and what is over the cap."""
         self.folder.make()
+        self.claims.open()
         with self.folder.locked(self.patience_s):
             self.index.open()
             scan = self.folder.scan()
@@ -67,6 +84,8 @@ class Store:
         self.io = IoThread("headrace-disk")
 
     def close(self) -> None:
+        self._parted.clear()
+        self._erasing.clear()
         if self.io is not None:
             answers, self.io = self.io.close(self.patience_s), None
             if not answers:  # the index is on the same disk: who asks it may wait for ever
@@ -74,11 +93,12 @@ class Store:
                 return
             files = self.shelf.files.items()
             self.index.set_uses({name: f.hits for name, f in files if f.state == "stored"})
+        self.claims.close()
         self.index.close()
         self.shelf.clear()
 
     def _take_rows(self, scan: Scan) -> None:
-        rows = sorted(self.index.rows(), key=lambda item: (item[1].start, item[1].kind != "run"))
+        rows = sorted(self.index.rows(), key=lambda item: order(*item))
         gone = [name for name, _ in rows if name not in scan.sizes]
         self.index.delete(gone)
         for name, row in rows:
@@ -103,6 +123,7 @@ class Store:
         began = time.monotonic()
         if began < self._next_scan and not force:
             return
+        self._erasing = self._unfinished()
         scan = self.folder.scan()
         self._weigh(scan)
         stored = [(n, f) for n, f in self.shelf.files.items() if f.state == "stored"]
@@ -119,12 +140,16 @@ class Store:
         """Take in files that are not known. A scan takes time, in which others write: what stands on
         nothing in two of them does so for good, for a file is written after what it stands on."""
         before, self._strays, self._unread = self._strays, {}, False
-        self._adopt(name for name in scan.sizes if name not in self.shelf.files)
+        known = self.shelf.files.keys() | self._erasing.keys()
+        self._adopt(name for name in scan.sizes if name not in known)
         self._certain = before.keys() & self._strays.keys()
 
     def _adopt(self, names: Iterable[str]) -> None:
-        """Place files by their own headers; what is broken is removed, what stands on nothing waits."""
-        found = []
+        self._take_in(self._read_headers(names))
+
+    def _read_headers(self, names: Iterable[str]) -> Found:
+        """What can be placed; what is broken is removed. Any thread."""
+        found = Found()
         for name in names:
             try:
                 with form.open_plain(self.folder.path(name)) as file:
@@ -132,14 +157,19 @@ class Store:
                     size = os.fstat(file.fileno()).st_size
                 if header.name != name:
                     raise form.BadFileError("another file's name")
-                found.append((header.start, header.kind != "run", name, row_of(header), size))
+                found.rows.append((name, row_of(header), size))
             except form.BadFileError:
                 self.folder.remove(name)
             except form.OtherFormatError:
                 continue  # another version's
             except OSError as error:
-                self._unread |= not isinstance(error, FileNotFoundError)
-        for _, _, name, row, size in sorted(found, key=lambda item: item[:3]):
+                found.unread |= not isinstance(error, FileNotFoundError)
+        return found
+
+    def _take_in(self, found: Found) -> None:
+        """Place files by their own headers; what stands on nothing waits."""
+        self._unread |= found.unread
+        for name, row, size in sorted(found.rows, key=lambda item: order(*item[:2])):
             if self.shelf.place(name, row, size):
                 self.index.set({name: row})
             else:
@@ -201,12 +231,32 @@ class Store:
             self.drop(victim)
         return True
 
-    def drop_soon(self, file: File) -> None:
-        """Forget a file that nothing stands on; the I/O thread removes it."""
-        self.shelf.forget(file)
-        if file.state == "stored":
-            self.total -= file.size
-            self.erase_soon([file.name])
+    def drop_soon(self, file: File) -> list[File]:
+        """`drop` whose part with the disk is the I/O thread's: what stood on the file is gone until
+        `take_back`."""
+        gone = self.shelf.forget(file)
+        stored = [each.name for each in gone if each.state == "stored"]
+        if stored:
+            assert self.io is not None
+            bad = stored[: file.state == "stored"]
+            self.total -= file.size * len(bad)
+            self.erase_soon(bad)
+            if rest := stored[len(bad) :]:
+                self._parted.append(self.io.submit(self._part, rest))
+        return gone
+
+    def _part(self, names: list[str]) -> Found:
+        self.index.delete(names)
+        return self._read_headers(names)
+
+    def take_back(self, wait_s: float = 0.0) -> None:
+        """Take in again what stood on a dropped file and need not, once the I/O thread has looked."""
+        while self._parted and (wait_s or self._parted[0].done()):
+            part = self._parted.popleft()
+            with contextlib.suppress(
+                OSError, TimeoutError
+            ):  # the next look at the folder will find it
+                self._take_in(part.result(wait_s))
 
     def drop(self, file: File) -> list[File]:
         """Forget a file and all that stands on it, and remove it from the disk. Who stood on it finds
@@ -227,12 +277,29 @@ class Store:
     def erase_soon(self, names: list[str]) -> Future[None]:
         """After all that was asked of the I/O thread before."""
         assert self.io is not None
-        return self.io.submit(self._erase, names)
+        work = self.io.submit(self._erase, names)
+        self._erasing = self._unfinished() | dict.fromkeys(names, work)
+        return work
+
+    def _unfinished(self) -> dict[str, Future[None]]:
+        """What is still to be erased, or could not be."""
+        return {
+            name: work
+            for name, work in self._erasing.items()
+            if not work.done() or work.exception() is not None
+        }
 
     def _erase(self, names: list[str]) -> None:
+        """All of them that can be; OSError of the first that cannot."""
+        faults: list[OSError] = []
         for name in names:
-            self.folder.remove(name)
+            try:
+                self.folder.remove(name)
+            except OSError as error:
+                faults.append(error)
         self.index.delete(names)
+        if faults:
+            raise faults[0]
 
     def write_soon(self, header: form.Header, arrays: list[HostArray], size: int) -> Future[None]:
         """A file while rows decode: room by what is known, everything else on the I/O thread.
@@ -303,6 +370,11 @@ class Store:
             if file.state == "stored":
                 self.drop(file)
         self.shelf.clear()
+
+
+def order(name: str, row: Row) -> tuple[int, bool, str]:
+    """Of placing: a file comes after what it stands on."""
+    return row.start, row.kind != "run", name
 
 
 def specs_digest(specs: Iterable[LayerSpec]) -> str:
