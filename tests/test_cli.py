@@ -148,7 +148,7 @@ def test_generate(cli):
     assert answer["text"] + "\n" == text
     assert set(answer) == {
         "text", "token_ids", "prompt_tokens", "completion_tokens", "cached_tokens",
-        "resumed_tokens", "finish_reason", "seed", "timings", "speculation",
+        "resumed_tokens", "agreed_tokens", "finish_reason", "seed", "timings", "speculation",
     }  # fmt: skip
     assert set(answer["speculation"]) == {
         "rounds", "drafted", "accepted", "drafted_by_position", "accepted_by_position", "target_calls",
