@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from support import ORACLE, Running, prompt_ids, serving, together
 from pipeline.errors import RequestError
 from pipeline.grammars import make_grammar
 from pipeline.types import NEUTRAL, Request, Sampling
+from stages.constraints.bounds import too_much
 from stages.constraints.llguidance import LLGuidance
 from stages.constraints.none import Free
 from stages.constraints.reasoning import AfterReasoning, Marks
@@ -178,7 +180,42 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("form", "said"), WRONG.values(), ids=WRONG.keys())
+CHAIN = {f"n{n}": {"properties": {"a": {"$ref": f"#/$defs/n{n + 1}"}}} for n in range(5000)}
+LOOP = {"a": {"$ref": "#/$defs/b"}, "b": {"anyOf": [{"$ref": "#/$defs/a"}]}}
+CALLS = "".join(f'r{n} ::= "a" r{n + 1}\n' for n in range(5000))
+LARK = "".join(f'r{n}: "a" r{n + 1}?\n' for n in range(5000))
+LETTERS = "abcdefghijklmnopqrst"
+JOINED = {
+    c: {"pattern": f".*{c}.*", "$ref": f"#/$defs/{d}"} for c, d in itertools.pairwise(LETTERS)
+}
+JOINED["t"] = {"pattern": ".*t.*"}
+HUGE = {  # each ended the process, took for ever, or was found to have no answer when one was to be drawn
+    "references": ({"json_schema": {"$defs": CHAIN, "$ref": "#/$defs/n0"}}, "levels deep"),
+    "gbnf rules": ({"gbnf": f'root ::= r0\n{CALLS}r5000 ::= "z"'}, "levels deep"),
+    "lark rules": ({"lark": f'start: r0\n{LARK}r5000: "z"'}, "levels deep"),
+    "hidden rules": ({"lark": f'start: r0 # "\n{LARK}r5000: "z"'}, "levels deep"),
+    "lark schema": (
+        {"lark": "start: %json " + json.dumps({"$defs": CHAIN, "$ref": "#/$defs/n0"})},
+        "levels deep",
+    ),
+    "nothing fits": ({"json_schema": {"$defs": LOOP, "$ref": "#/$defs/a"}}, "compiled"),
+    "patterns": (
+        {"json_schema": {"allOf": [{"pattern": f".*{c}.*"} for c in LETTERS]}},
+        "10 patterns",
+    ),
+    "patterns by reference": (
+        {"json_schema": {"$defs": JOINED, "$ref": "#/$defs/a"}},
+        "10 patterns",
+    ),
+    "joined rules": (
+        {"gbnf": "start: " + " & ".join(f"/.*{c}.*/" for c in LETTERS)},
+        "10 patterns",
+    ),
+    "large": ({"json_schema": {"enum": [str(n) for n in range(200_000)]}}, "characters"),
+}
+
+
+@pytest.mark.parametrize(("form", "said"), (WRONG | HUGE).values(), ids=(WRONG | HUGE).keys())
 def test_what_cannot_be_compiled_says_where(form, said):
     with serving("constraint=llguidance") as engine:
         with pytest.raises(RequestError, match=said) as caught:
@@ -346,3 +383,26 @@ def test_a_budget_holds_whatever_drafts(monkeypatch):
 def test_a_budget_that_cannot_be_kept_is_refused():
     with serving() as engine, pytest.raises(RequestError, match="reasoning_budget"):
         engine.generate("hi", max_tokens=1, reasoning_budget=5)
+
+
+def test_schemas_of_real_sizes_are_not_too_much():
+    models = {
+        f"m{n}": {
+            "type": "object",
+            "properties": {
+                "next": {"$ref": f"#/$defs/m{(n + 1) % 120}"},
+                "name": {"type": "string"},
+            },
+        }
+        for n in range(120)
+    }
+    tree = {"$defs": models, "$ref": "#/$defs/m0"}
+    assert not too_much(make_grammar("json_schema", tree, "grammar"))
+    assert not too_much(make_grammar("json_schema", {"$ref": "#"}, "grammar"))
+    dates = {f"d{n}": {"type": "string", "format": "date"} for n in range(40)}
+    wrapped = {"x": {"allOf": [{"$ref": "#/$defs/x"}], "title": "X"}}
+    form = {"properties": {**dates, **wrapped}, "$defs": {"x": {"type": "string"}}}
+    assert not too_much(make_grammar("json_schema", form, "grammar"))
+    assert not too_much(make_grammar("gbnf", FORMS["gbnf"]["gbnf"], "grammar"))
+    marks = "".join(f'r{n} ::= "((\\"&" [(&] r{n + 1}\n' for n in range(300))
+    assert not too_much(make_grammar("gbnf", marks, "grammar"))

@@ -15,6 +15,7 @@ import numpy as np
 
 from pipeline.errors import RequestError
 from pipeline.types import Grammar, Matcher, Request, Target
+from stages.constraints.bounds import too_much
 from stages.constraints.none import Free
 from stages.constraints.reasoning import after_reasoning
 
@@ -27,8 +28,8 @@ class GrammarMatcher:
 
     free = False
 
-    def __init__(self, matcher: Any):
-        self._matcher = matcher
+    def __init__(self, matcher: Any, field: str):
+        self._matcher, self._field = matcher, field
 
     @property
     def done(self) -> bool:
@@ -38,14 +39,22 @@ class GrammarMatcher:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         allowed = np.unpackbits(bits, bitorder="little", count=None)[: len(logits_V)].view(bool)
         if self._matcher.is_error() or not allowed.any():
-            raise RuntimeError(f"the grammar has no way on: {self._matcher.get_error()}")
+            raise self._fault("the grammar has no way on")
         legal_V = np.full_like(logits_V, -np.inf)
         np.copyto(legal_V[: len(allowed)], logits_V[: len(allowed)], where=allowed)
         return legal_V
 
     def push(self, token_id: int) -> None:
         if not self._matcher.consume_token(token_id):
-            raise RuntimeError(f"the grammar refuses token {token_id}: {self._matcher.get_error()}")
+            raise self._fault(f"the grammar refuses token {token_id}")
+
+    def _fault(self, what: str) -> Exception:
+        """Too much work for the grammar's bounds is the request's fault; anything else is ours."""
+        why = str(self._matcher.get_error()).partition("\n")[0][:300]
+        if "TooComplex" in str(self._matcher.stop_reason()) or "too many" in why:
+            message = f"{self._field}: following it takes too much work: {why}"
+            return RequestError(message, param=self._field)
+        return RuntimeError(f"{what}: {why}")
 
     def restart(self, output_ids: Seq[int]) -> None:
         self._matcher.reset()
@@ -82,19 +91,23 @@ class LLGuidance:
 
     def bind(self, request: Request, target: Target, thinking: bool) -> Matcher:
         grammar = request.grammar
-        matcher = Free() if grammar is None else self._compiled(grammar, self._tokens(target))
+        matcher: Matcher = Free()
+        if grammar is not None:
+            matcher = self._compiled(grammar, self._tokens(target))
         return after_reasoning(matcher, request.reasoning_budget, target.tokenizer, thinking)
 
     def _compiled(self, grammar: Grammar, tokens: Any) -> GrammarMatcher:
         try:
+            if why := too_much(grammar):
+                raise ValueError(why)
             matcher = self._library.LLMatcher(tokens, self._source(grammar), log_level=0)
-            wrong = matcher.get_error()
+            wrong = matcher.get_error() or _without_beginning(matcher)
         except ValueError as error:  # not even JSON, or a GBNF that cannot be translated
             wrong = str(error)
         if wrong:
             message = f"{grammar.field}: the {grammar.kind} cannot be compiled: {wrong[:1000]}"
             raise RequestError(message, param=grammar.field)
-        return GrammarMatcher(matcher)
+        return GrammarMatcher(matcher, grammar.field)
 
     def _source(self, grammar: Grammar) -> str:
         maker = self._library.LLMatcher
@@ -121,6 +134,13 @@ class LLGuidance:
                 )
                 self._vocabulary = target, tokens
             return self._vocabulary[1]
+
+
+def _without_beginning(matcher: Any) -> str:
+    """What is wrong with a grammar that no token can begin."""
+    if any(matcher.compute_bitmask()) and not matcher.is_error():
+        return ""
+    return str(matcher.get_error()).partition("\n")[0] or "nothing fits it"
 
 
 class Vocabulary:
