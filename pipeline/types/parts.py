@@ -63,6 +63,9 @@ class Device(Part, Protocol):
     def describe(self) -> Mapping[str, Any]:
         """BLAS, threads, device and versions, for /health and doctor."""
 
+    def release(self) -> None:
+        """Give memory that was freed, and kept for what comes next, back to the system."""
+
     def limit_memory(self, nbytes: int | None) -> Mapping[str, int]:
         """Bound what MLX may allocate, and on Metal keep resident; None puts back what was before.
         The bounds now in force, by name."""
