@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.types import Batch, Done, PromptLogprob, Sequence, Speculation, Usage
+from pipeline.types import Batch, Done, Sequence, Speculation, Usage
 
 
 class Telemetry:
@@ -174,8 +174,5 @@ def done(sequence: Sequence) -> Done:
     timings = {**sequence.timings, "total": time.perf_counter() - sequence.submitted}
     reason = "cancelled" if sequence.cancelled else sequence.finish_reason
     assert reason is not None
-    scored: list[PromptLogprob | None] = list(sequence.prompt_logprobs)
-    if sequence.request.prompt_logprobs is not None and not sequence.cancelled:
-        scored = [None, *scored]
-    told = (timings, speculation(sequence), tuple(scored), sequence.stop_string)
+    told = (timings, speculation(sequence), sequence.scored_prompt, sequence.stop_string)
     return Done(reason, usage, sequence.seed, *told)

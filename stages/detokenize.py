@@ -12,6 +12,7 @@ from pipeline.types import (
     Emitted,
     FinishReason,
     Origin,
+    PromptLogprob,
     Sequence,
     Target,
     TokenLogprob,
@@ -36,13 +37,14 @@ class Delivery:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
+    prompt: tuple[PromptLogprob | None, ...] = ()
     finish: FinishReason | None = None
     stop: str | None = None  # the stop string that is complete
 
     def send(self, sequence: Sequence) -> None:
         if self.text or self.token_ids:
             told = tuple(self.token_ids), tuple(self.logprobs), tuple(self.origins)
-            sequence.deliver(Delta(self.text, *told))
+            sequence.deliver(Delta(self.text, *told, self.prompt))
 
 
 class Detokenize:
@@ -63,7 +65,16 @@ class Detokenize:
     """
 
     reads = frozenset(
-        {"emitted", "accepted", "output_ids", "max_new", "request", "sampler", "text_state"}
+        {
+            "emitted",
+            "accepted",
+            "output_ids",
+            "max_new",
+            "request",
+            "sampler",
+            "text_state",
+            "prompt_logprobs",
+        }
     )
     writes = frozenset({"output_ids", "kept", "finish_reason", "stop_string", "text_state"})
     needs: Mapping[str, frozenset[str]] = {}
@@ -83,7 +94,9 @@ class Detokenize:
                 sequence.kept, sequence.error = 0, error
 
     def _advance(self, sequence: Sequence) -> None:
+        begins = not sequence.output_ids
         delivery = self.read(sequence, sequence.emitted)
+        delivery.prompt = sequence.scored_prompt if begins else ()
         sequence.kept = 1 + min(sequence.accepted, len(delivery.token_ids))
         delivery.send(sequence)
         sequence.finish_reason, sequence.stop_string = delivery.finish, delivery.stop

@@ -17,7 +17,7 @@ from pipeline.server.logprobs import Logprobs, TextLogprobs
 from pipeline.server.replies import Chunks
 from pipeline.server.schema import Common, Prompt, read
 from pipeline.server.voices import News, Voice
-from pipeline.types import Request, TokenLogprob
+from pipeline.types import PromptLogprob, Request, TokenLogprob
 
 
 class TextBody(Common):
@@ -35,8 +35,9 @@ class Completions:
         if body.best_of not in (None, body.n or 1):
             raise invalid("best_of: only what n is.", "best_of", "unsupported_parameter")
         scored = body.logprobs if body.echo else None
-        if scored is not None and body.stream:
-            raise invalid("echo: not with both logprobs and stream.", "echo", "unsupported_value")
+        if scored is not None and body.stream and (body.n or 1) > 1:
+            message = "echo: with logprobs and stream only for n = 1."
+            raise invalid(message, "echo", "unsupported_value")
         base = replace(
             base_request(body, f"cmpl-{uuid4().hex}", bounds),
             max_tokens=body.max_tokens,
@@ -64,13 +65,23 @@ class TextWriter(Chunks):
     def __init__(self, answer: Answer, engine: ServedEngine):
         super().__init__(answer, engine)
         self._echo = bool(answer.asked.body.echo)  # type: ignore[attr-defined]
+        self._scored = self._echo and answer.asked.requests[0].logprobs is not None
 
     def logprobs(self, top: int) -> Logprobs:
         return TextLogprobs(self.tokenizer, top)
 
     def opening(self) -> Iterable[bytes]:
-        for index in range(len(self.voices)) if self._echo else ():
+        for index in range(len(self.voices)) if self._echo and not self._scored else ():
             yield self.chunk(index, {"text": self._prompt(index)})
+
+    def news(self, index: int, news: News) -> Iterable[bytes]:
+        """A prompt that is to be scored is shown when it has been."""
+        if news.prompt and self._scored:
+            form = self._formats[index]
+            assert isinstance(form, TextLogprobs)
+            logprobs = form.take(self._entries(index, news.prompt), first=None)
+            yield self.chunk(index, {"text": self._prompt(index), "logprobs": logprobs})
+        yield from super().news(index, news)
 
     def parts(self, index: int, news: News) -> list[dict[str, Any]]:
         text = "".join(getattr(piece, "text", "") for piece in news.pieces)
@@ -98,11 +109,14 @@ class TextWriter(Chunks):
         return self.tokenizer.decode(request.token_ids or ())
 
     def _echoed(self, index: int, voice: Voice) -> dict[str, Any]:
-        """The prompt's tokens before the answer's; the first follows nothing and has no number."""
-        first = self.voices[index - index % self.answer.asked.n].done
+        """The prompt's tokens before the answer's."""
+        prompt = self.voices[index - index % self.answer.asked.n].prompt
+        form = TextLogprobs(self.tokenizer, self.answer.asked.requests[index].logprobs or 0)
+        return form.take([*self._entries(index, prompt), *voice.entries], first=None)
+
+    def _entries(self, index: int, prompt: Sequence[PromptLogprob | None]) -> list[TokenLogprob]:
+        """Of a scored prompt; its first token follows nothing, so its number means nothing."""
         request = self.answer.asked.requests[index]
-        assert first is not None and request.logprobs is not None
         ids: Sequence[int] = request.token_ids or self.tokenizer.encode(request.text or "")
-        form = TextLogprobs(self.tokenizer, request.logprobs)
-        entries = [TokenLogprob(e.token_id, e.logprob, e.top) for e in first.prompt_logprobs if e]
-        return form.take([TokenLogprob(ids[0], 0.0), *entries, *voice.entries], first=None)
+        known = [TokenLogprob(e.token_id, e.logprob, e.top) for e in prompt if e]
+        return [TokenLogprob(ids[0], 0.0), *known]

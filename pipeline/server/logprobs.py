@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 from pipeline.types import PromptLogprob, Tokenizer, TokenLogprob
@@ -40,6 +40,39 @@ class ChatLogprobs:
         text = data.decode("utf-8", errors="replace")
         shown = None if token_id in self._eos_ids else list(data)
         return {"token": text, "logprob": finite(logprob), "bytes": shown}
+
+
+class ShownLogprobs:
+    """Entries in chat's form of the tokens whose text is shown, found among those of all tokens: of an
+    answer's reasoning and calls, and of what stands between them, none are."""
+
+    def __init__(self, form: ChatLogprobs, tokenizer: Tokenizer):
+        self._form, self._tokenizer = form, tokenizer
+        self._waiting: list[tuple[bytes, TokenLogprob | None]] = []  # None: given out already
+
+    def hear(self, entries: Iterable[TokenLogprob]) -> None:
+        """Tokens in order, before the pieces that show them. Marks are nobody's text."""
+        marks = self._tokenizer.dialect.shown
+        known = ((self._tokenizer.token_bytes(e.token_id), e) for e in entries)
+        self._waiting += [(data, e) for data, e in known if e.token_id not in marks]
+
+    def take(self, text: str) -> list[dict[str, Any]]:
+        """Those of the next piece; what stands before it is no text. A token that is split between two
+        pieces comes with the first."""
+        wanted = text.encode()
+        begin = b"".join(data for data, _ in self._waiting).find(wanted)
+        if begin < 0 or not wanted:
+            return []
+        found, at, data = [], 0, b""
+        while at < begin + len(wanted):
+            data, entry = self._waiting.pop(0)
+            at += len(data)
+            if at > begin and entry is not None:
+                found.append(entry)
+        if rest := at - begin - len(wanted):
+            self._waiting.insert(0, (data[len(data) - rest :], None))
+        content: list[dict[str, Any]] = self._form.take(found)["content"]
+        return content
 
 
 class TextLogprobs:

@@ -10,6 +10,7 @@ from pipeline.server.answer import Answer
 from pipeline.server.contract import ServedEngine
 from pipeline.server.conversation import Plain
 from pipeline.server.errors import Fault
+from pipeline.server.logprobs import ChatLogprobs, ShownLogprobs
 from pipeline.server.speech import CallBegins, CallText, Content, Piece, Reasoning
 from pipeline.server.voices import News, voices
 from pipeline.server.writer import frame
@@ -30,6 +31,7 @@ class ResponseWriter:
         self._number = 0  # of the next event
         self._items: list[Item] = []
         self._open: type[Piece] | None = None
+        self._logprobs = _logprobs(answer, engine)
 
     # --- the stream
 
@@ -39,6 +41,7 @@ class ResponseWriter:
         yield self._event("response.in_progress", response=response)
 
     def news(self, index: int, news: News) -> Iterable[bytes]:
+        self._logprobs.hear(news.entries)
         for piece in news.pieces:
             kind = CallBegins if isinstance(piece, CallText) else type(piece)
             if kind is not self._open or isinstance(piece, CallBegins):
@@ -67,7 +70,7 @@ class ResponseWriter:
         """Made of the same steps as the stream, so that both have the same items."""
         (voice,) = self.voices
         assert voice.done is not None
-        for _ in [*self.news(0, News(voice.pieces)), *self.ended(0, voice.done)]:
+        for _ in [*self.news(0, News(voice.pieces, voice.entries)), *self.ended(0, voice.done)]:
             pass
         return self._complete()
 
@@ -105,6 +108,7 @@ class ResponseWriter:
             "temperature": body.temperature,
             "text": _said(body.text) or {"format": {"type": "text"}},
             "tool_choice": _said(body.tool_choice) or "auto",
+            "top_logprobs": body.top_logprobs or 0,
             "tools": [_said(tool) for tool in body.tools or ()],
             "top_p": body.top_p,
             "truncation": "disabled",
@@ -126,12 +130,18 @@ class ResponseWriter:
     def _grow(self, piece: Piece) -> bytes:
         item = self._items[-1]
         assert not isinstance(piece, CallBegins)
+        entries = self._logprobs.take(piece.text)
         if isinstance(piece, CallText):
             item["arguments"] += piece.text
-        else:
-            part = item["content"][0]
-            item["content"] = [{**part, "text": part["text"] + piece.text}]
-        return self._text_event(piece, "delta", delta=piece.text)
+            return self._text_event(piece, "delta", delta=piece.text)
+        part = item["content"][0]
+        grown = {**part, "text": part["text"] + piece.text}
+        shown: dict[str, Any] = {}
+        if isinstance(piece, Content):
+            shown = {"logprobs": entries}
+            grown["logprobs"] = part["logprobs"] + entries
+        item["content"] = [grown]
+        return self._text_event(piece, "delta", delta=piece.text, **shown)
 
     def _finish(self, status: str) -> Iterable[bytes]:
         if self._open is None:
@@ -143,7 +153,8 @@ class ResponseWriter:
             yield self._text_event(CallText(""), "done", **whole)
         else:
             part = item["content"][0]
-            yield self._text_event(self._open(part["text"]), "done", text=part["text"])  # type: ignore[call-arg]
+            said = {name: part[name] for name in ("text", "logprobs") if name in part}
+            yield self._text_event(self._open(part["text"]), "done", **said)  # type: ignore[call-arg]
             yield self._part_event("done", part)
         yield self._event("response.output_item.done", output_index=self._last, item=item)
         self._open = None
@@ -156,8 +167,7 @@ class ResponseWriter:
         names = {CallText: "function_call_arguments", Reasoning: "reasoning_text"}
         name = names.get(type(piece), "output_text")
         where = {} if isinstance(piece, CallText) else {"content_index": 0}
-        logprobs: dict[str, Any] = {"logprobs": []} if isinstance(piece, Content) else {}
-        return self._item_event(f"response.{name}.{step}", **where, **data, **logprobs)
+        return self._item_event(f"response.{name}.{step}", **where, **data)
 
     def _part_event(self, step: str, part: Mapping[str, Any]) -> bytes:
         return self._item_event(f"response.content_part.{step}", content_index=0, part=part)
@@ -182,6 +192,13 @@ def _new_item(piece: Piece, word: str) -> Item:
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             item = {"id": f"msg_{word}", "type": "message", "role": "assistant", "content": [part]}
     return {**item, "status": "in_progress"}
+
+
+def _logprobs(answer: Answer, engine: ServedEngine) -> ShownLogprobs:
+    """Of no token where none were asked for."""
+    top = answer.asked.requests[0].logprobs or 0
+    form = ChatLogprobs(engine.tokenizer, engine.target_info["eos_ids"], top)
+    return ShownLogprobs(form, engine.tokenizer)
 
 
 def _said(part: Any) -> Any:

@@ -73,6 +73,7 @@ class Responses:
             messages=_with_system(history, body.instructions),
             sampling=Sampling(body.temperature, body.top_p, seed=body.seed),
             max_tokens=body.max_output_tokens,
+            logprobs=_logprobs(body),
             grammar=_form(body),
             reasoning_budget=budget,
             template_args=args,
@@ -207,6 +208,15 @@ def _form(body: ResponsesBody) -> Grammar | None:
             return make_grammar("json_schema", schema, "text.format")
         case TextFormat(type="json_object"):
             return make_grammar("json_schema", ANY_OBJECT, "text.format")
+    return None
+
+
+def _logprobs(body: ResponsesBody) -> int | None:
+    if "message.output_text.logprobs" in (body.include or ()):
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        message = "top_logprobs: needs message.output_text.logprobs in include."
+        raise invalid(message, "top_logprobs")
     return None
 
 

@@ -122,7 +122,10 @@ class ResponsesBody(Body):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = (
+        None
+    )
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

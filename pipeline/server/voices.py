@@ -12,7 +12,7 @@ from pipeline.server.contract import ServedEngine
 from pipeline.server.conversation import CalledFunction, Plain, call_for_template
 from pipeline.server.speech import CallBegins, CallText, Content, Piece, Reasoning, Speech
 from pipeline.server.token_origins import Told
-from pipeline.types import Delta, Dialect, Done, Request, TokenLogprob
+from pipeline.types import Delta, Dialect, Done, PromptLogprob, Request, TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class News:
     pieces: list[Piece]
     entries: Sequence[TokenLogprob] = ()
     told: Sequence[Told] = ()
+    prompt: Sequence[PromptLogprob | None] = ()  # once, where it was to be scored
 
 
 @dataclass
@@ -46,6 +47,7 @@ class Voice:
     told: list[Told] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     begun: int = 0  # calls
+    prompt: Sequence[PromptLogprob | None] = ()
     done: Done | None = None
 
     def hear(self, deltas: Iterable[Delta]) -> News:
@@ -57,13 +59,21 @@ class Voice:
         self.ids += [token for delta in deltas for token in delta.token_ids]
         pieces = self.speech.push("".join(delta.text for delta in deltas))
         self._remember(pieces)
-        return News(pieces, entries, told)
+        prompt = next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs), ())
+        return News(pieces, entries, told, self._scored(prompt))
 
     def end(self, done: Done) -> News:
         self.done = done
         pieces = self.speech.flush()
         self._remember(pieces)
-        return News(pieces)
+        return News(pieces, prompt=self._scored(done.prompt_logprobs))
+
+    def _scored(self, prompt: Sequence[PromptLogprob | None]) -> Sequence[PromptLogprob | None]:
+        """What is new of it."""
+        if self.prompt:
+            return ()
+        self.prompt = prompt
+        return prompt
 
     @property
     def content(self) -> str:

@@ -160,6 +160,7 @@ class Delta:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     origins: tuple[Origin, ...] = ()  # one a token where the request wants them
+    prompt_logprobs: tuple[PromptLogprob | None, ...] = ()  # with the first; as in `Done`
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,13 @@ class Sequence:
         return self.finish_reason is None and self.error is None and not self.cancelled
 
     @property
+    def scored_prompt(self) -> tuple[PromptLogprob | None, ...]:
+        """One entry a prompt token where they were asked for, None for the first, which follows nothing."""
+        if self.request.prompt_logprobs is None or self.cancelled:
+            return ()
+        return (None, *self.prompt_logprobs)
+
+    @property
     def position(self) -> int:
         """Absolute position of the next token to be emitted; keys the noise of its draw."""
         return len(self.prompt_ids) + len(self.output_ids)

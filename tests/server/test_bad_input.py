@@ -119,7 +119,7 @@ BAD_TEXTS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"prompt": "a", "logprobs": True}, "logprobs"),
     ({"prompt": "a", "logprobs": 6}, "logprobs"),
-    ({"prompt": "a", "echo": True, "logprobs": 1, "stream": True}, "echo"),
+    ({"prompt": "a", "echo": True, "logprobs": 1, "stream": True, "n": 2}, "echo"),
     ({"prompt": "a", "echo": 1}, "echo"),
     ({"prompt": "a", "n": 2, "best_of": 3}, "best_of"),
     ({"prompt": "a", "suffix": "b"}, "suffix"),

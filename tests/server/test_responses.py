@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -11,10 +12,12 @@ import pytest
 from pydantic import BaseModel
 
 from pipeline.errors import ConfigError
+from pipeline.server.logprobs import ChatLogprobs, ShownLogprobs
 from pipeline.server.run import serve_in_thread
 from pipeline.server.settings import ServerSettings
 from pipeline.server.store import ResponseStore
-from pipeline.types import Accepted, Delta, Failed
+from pipeline.types import Accepted, Delta, Failed, TokenLogprob
+from stages.models.fake import ByteTokens
 
 PATH = "/v1/responses"
 ADD = {
@@ -201,7 +204,7 @@ def test_a_failure_in_the_stream(engine, raw):
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),
-        ({"include": ["message.output_text.logprobs"]}, "include[0]"),
+        ({"include": ["file_search_call.results"]}, "include[0]"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format"),
         ({"top_logprobs": 2}, "top_logprobs"),
     ],
@@ -268,3 +271,50 @@ def test_a_restarted_server_goes_on(script, tmp_path):
             reply = client.responses.create(model="m", input="hi", previous_response_id=previous)
             names.append(reply.id)
     assert [m["role"] for m in engine.requests[-1].messages] == ["user", "assistant", "user"]
+
+
+def test_log_probabilities_of_the_text(engine, client, script):
+    wanted = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    whole = client.responses.create(model="m", input="hi", **wanted)
+    (part,) = whole.output[0].content
+    assert b"".join(bytes(e.bytes) for e in part.logprobs).decode() == script.TEXT
+    assert {len(e.top_logprobs) for e in part.logprobs} == {2}
+    assert whole.top_logprobs == 2
+    events = list(client.responses.create(model="m", input="hi", **wanted, stream=True))
+    deltas = [e.logprobs for e in events if e.type == "response.output_text.delta"]
+    (done,) = [e.logprobs for e in events if e.type == "response.output_text.done"]
+    expected = [(e.token, e.logprob) for e in part.logprobs]
+    assert [(e.token, e.logprob) for entries in deltas for e in entries] == expected
+    assert [(e.token, e.logprob) for e in done] == expected
+    final = events[-1].response.output[0].content[0]
+    assert final.logprobs == part.logprobs
+
+
+def test_no_log_probabilities_unless_asked_for(engine, raw):
+    reply = raw.post(PATH, {"input": "hi"})[2]
+    assert reply["output"][0]["content"][0]["logprobs"] == []
+    assert engine.requests[0].logprobs is None
+    status, _, reply = raw.post(PATH, {"input": "hi", "top_logprobs": 2})
+    assert (status, reply["error"]["param"]) == (400, "top_logprobs")
+
+
+def test_log_probabilities_of_what_is_no_text_are_left_out():
+    """Of reasoning, marks, blanks and calls, however many pieces show them."""
+    tokens = ByteTokens(None)
+    for thought, text in ((["hm"], ["wörd "]), (["h", "m"], ["w", "ö", "rd", " "])):
+        shown = ShownLogprobs(ChatLogprobs(tokens, tokens.special_ids, 0), tokens)
+        shown.hear(TokenLogprob(byte, -1.0) for byte in "hm</end>\n\nwörd <call>".encode())
+        for piece in thought:
+            shown.take(piece)
+        found = [entry for piece in text for entry in shown.take(piece)]
+        assert bytes(byte for entry in found for byte in entry["bytes"]).decode() == "wörd "
+
+
+def test_a_token_in_two_pieces_is_told_once():
+    tokens = SimpleNamespace(
+        token_bytes=[b"ab", b"cd"].__getitem__, dialect=SimpleNamespace(shown=frozenset())
+    )
+    shown = ShownLogprobs(ChatLogprobs(tokens, (), 0), tokens)
+    shown.hear([TokenLogprob(0, -1.0), TokenLogprob(1, -2.0)])
+    told = [[entry["token"] for entry in shown.take(piece)] for piece in ("a", "bc", "d")]
+    assert told == [["ab"], ["cd"], []]

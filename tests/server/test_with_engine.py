@@ -260,9 +260,29 @@ def test_echo_puts_the_prompt_before_the_answer(client):
     assert len([p for p in scored.choices[0].logprobs.token_logprobs if p is not None]) == 4
     chunks = client.completions.create(**ask, echo=True, stream=True)
     assert "".join(chunk.choices[0].text for chunk in chunks) == "hello" + alone.text
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(**ask, echo=True, logprobs=1, stream=True)
-    assert caught.value.param == "echo"
+
+
+@pytest.mark.parametrize("tokens", [0, 4])
+def test_a_scored_prompt_is_streamed_before_the_answer(client, tokens):
+    ask: dict[str, Any] = {
+        "model": "m",
+        "max_tokens": tokens,
+        "seed": 1,
+        "echo": True,
+        "logprobs": 1,
+    }
+    prompts = ["hello", "hm"]
+    whole = client.completions.create(**ask, prompt=prompts)
+    texts, forms = ["", ""], [{"tokens": [], "token_logprobs": [], "text_offset": []} for _ in "ab"]
+    for chunk in client.completions.create(**ask, prompt=prompts, stream=True):
+        choice = chunk.choices[0]
+        texts[choice.index] += choice.text
+        for name, values in forms[choice.index].items():
+            values += getattr(choice.logprobs, name) if choice.logprobs else []
+    for choice, text, form in zip(whole.choices, texts, forms, strict=True):
+        assert text == choice.text
+        assert form == {name: getattr(choice.logprobs, name) for name in form}
+        assert len(form["tokens"]) == len(prompts[choice.index]) + tokens
 
 
 def test_tokens_without_an_answer(real, script):
