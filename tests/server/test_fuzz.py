@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from pipeline.server.openapi import BODIES
 from pipeline.server.run import serve_in_thread
 from pipeline.server.settings import ServerSettings
 
-EXAMPLES = 12  # a request each, a path and mode
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))  # a request each, a path and mode
 FEW = ("constraint=llguidance", "model.context=400", "limits.max_tokens=8", "limits.max_rows=4")
 
 
