@@ -260,6 +260,9 @@ def test_requests_name_ids_and_never_folders(target, made, tmp_path):
     for name in ("..", ".", "/", folder, "../shelf/sql", "sql/", "sql/../sql", "nothing", ""):
         with pytest.raises(RequestError, match="no such folder on the shelf"):
             part.shelf_folder(name)
+    for scale in (float("nan"), float("inf"), -1e9):
+        with pytest.raises(RequestError, match="scale wants"):
+            part.mount("a", folder, scale)
     for name in ("none", "../x", "a+b", "", "a" * 65):
         with pytest.raises(RequestError, match="this id"):
             part.mount(name, folder, 1.0)

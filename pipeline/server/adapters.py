@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Annotated
 
-from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -25,7 +23,7 @@ class MountBody(Body):
 
     id: str
     folder: str | None = None
-    scale: Annotated[float, Field(ge=-100, le=100)] = 1.0
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,12 @@ class Reading:
     modules: dict[str, Tensors] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def nbytes(self) -> int:
+        """Of the tensors as they are stored; known before they are read."""
+        parts = [part for t in self.modules.values() for part in (t.a_DR, t.b_RO, t.m_O)]
+        return sum(part.nbytes for part in parts if part is not None)
+
 
 def adapter_files(folder: Path) -> dict[str, Path]:
     """Config and weights by name; OpenError saying what is not there."""

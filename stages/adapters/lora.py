@@ -14,13 +14,14 @@ import mlx.core as mx
 from pipeline.errors import OpenError, RequestError, below, nearest, outside, refuse
 from pipeline.types import Device, Request, Target, Worn
 from stages.adapters.fitting import digest_of, fitted
-from stages.adapters.folder import adapter_files, read
+from stages.adapters.folder import Reading, adapter_files, read
 from stages.adapters.layer import Delta, Site, put_site
 
 GB = 1e9
 MOST_GB = 1e9  # what a 64-bit number of bytes can say
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # no separator of a sum, no way to spell a path
 NONE = "none"  # the id by which a request asks for no adapter
+MOST_SCALE = 1e4
 SHOWN = 12  # problems of one folder that are told; a wrong base has hundreds
 
 
@@ -103,8 +104,9 @@ class Lora:
             raise OpenError("\n".join(wrong))
 
     def close(self) -> None:
-        for name in list(self._mounted):
-            self._forget(name)
+        gone, self._mounted = self._mounted, {}
+        for mounted in gone.values():
+            self._drop(mounted.digest)
 
     # --- what requests wear
 
@@ -147,27 +149,35 @@ class Lora:
     def mount(self, name: str, folder: str, scale: float) -> Mapping[str, Any]:
         if why := _no_id(name):
             raise RequestError(f"adapter: this id {why}", param="id")
+        if why := outside(scale, -MOST_SCALE, MOST_SCALE):
+            raise RequestError(f"adapter '{name}': its scale {why}", param="scale")
         place = Path(folder).expanduser()
+        reading, deltas = self._fitting(name, place, scale)
+        digest, before = digest_of(deltas), self._mounted.get(name)
+        facts = {"folder": place.name, "layout": reading.layout, "scale": scale}
+        facts |= {"rank": max(t.rank for t in reading.modules.values()), "layers": len(deltas)}
+        if not self.holds((digest,)):
+            self._install(name, place, digest, deltas)
+        self._mounted = {**self._mounted, name: Mounted(digest, _bytes(deltas), facts)}
+        if before is not None:
+            self._drop(before.digest)
+        return next(told for told in self.stats() if told["id"] == name)
+
+    def _fitting(self, name: str, place: Path, scale: float) -> tuple[Reading, dict[str, Delta]]:
+        """What the folder holds, as it is added; how much that is, is asked before it is read."""
         try:
             reading = read(place)
         except OpenError as error:
             raise RequestError(f"adapter '{name}': {error}", param="folder") from error
-        problems, deltas = reading.problems, dict[str, Delta]()
+        deltas = dict[str, Delta]()
+        problems = reading.problems or self._no_room(name, reading.nbytes)
         if not problems:
             widen = self.device.kind == "cpu"
             deltas, problems = fitted(reading, self.target.modules(), scale, widen=widen)
-        problems = problems or self._no_room(name, deltas)
+        problems = problems or self._no_room(name, _bytes(deltas))
         if problems:
             raise _refused(name, place, problems)
-        digest = digest_of(deltas)
-        facts = {"folder": place.name, "layout": reading.layout, "scale": scale}
-        facts |= {"rank": max(t.rank for t in reading.modules.values()), "layers": len(deltas)}
-        if digest not in {mounted.digest for mounted in self._mounted.values()}:
-            self._install(name, place, digest, deltas)
-        if name in self._mounted:
-            self._forget(name, but=digest)
-        self._mounted = {**self._mounted, name: Mounted(digest, _bytes(deltas), facts)}
-        return next(told for told in self.stats() if told["id"] == name)
+        return reading, deltas
 
     def unmount(self, name: str) -> None:
         if name not in self._mounted:
@@ -177,7 +187,9 @@ class Lora:
             )
         if name in self.default:
             raise RequestError(f"adapter: '{name}' is the default (adapters.default)", param="id")
-        self._forget(name)
+        gone = self._mounted[name].digest
+        self._mounted = {other: m for other, m in self._mounted.items() if other != name}
+        self._drop(gone)
 
     def shelf_folder(self, name: str) -> str:
         if self.shelf is None:
@@ -190,7 +202,7 @@ class Lora:
             raise RequestError(f"folder: no such folder on the shelf. {hint}", param="folder")
         return str(known[name])
 
-    def _no_room(self, name: str, deltas: Mapping[str, Delta]) -> list[str]:
+    def _no_room(self, name: str, nbytes: int) -> list[str]:
         others = {other: m for other, m in self._mounted.items() if other != name}
         held = sum({m.digest: m.nbytes for m in others.values()}.values())
         found = []
@@ -198,9 +210,9 @@ class Lora:
             found.append(
                 f"{len(others)} others are mounted; adapters.max_adapters={self.max_adapters}"
             )
-        if held + (more := _bytes(deltas)) > self.max_bytes:
+        if held + nbytes > self.max_bytes:
             room = f"adapters.max_gb allows {self.max_bytes:,} bytes"
-            found.append(f"it takes {more:,} bytes beside {held:,} of others; {room}")
+            found.append(f"it takes {nbytes:,} bytes beside {held:,} of others; {room}")
         return found
 
     def _install(self, name: str, place: Path, digest: str, deltas: Mapping[str, Delta]) -> None:
@@ -225,13 +237,11 @@ class Lora:
             raise _refused(name, place, problems)
         self._sites |= sites
 
-    def _forget(self, name: str, but: str = "") -> None:
-        """Take an id away, and what it stood for unless another id stands for it too."""
-        gone = self._mounted[name].digest
-        self._mounted = {other: m for other, m in self._mounted.items() if other != name}
-        if gone != but and not self.holds((gone,)):
+    def _drop(self, digest: str) -> None:
+        """Take it off the layers, unless an id stands for it."""
+        if not self.holds((digest,)):
             for site in self._sites.values():
-                site.drop(gone)
+                site.drop(digest)
 
 
 def _no_id(name: str) -> str:

@@ -19,7 +19,7 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3", "qwen3_5", "nemotron_h"])
+@pytest.fixture(scope="module", params=["llama", "qwen3_5", "nemotron_h"])
 def family(request):
     return request.param
 
