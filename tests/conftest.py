@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from shutil import which
 from typing import Any
 
@@ -13,8 +14,8 @@ from stages.device import Device
 Device().open()  # the fast BLAS has to be there before any test imports mlx
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+@contextmanager
+def chromium() -> Iterator[Any]:
     """Headless Chromium, which keeps what its console says."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
@@ -25,5 +26,13 @@ def browser() -> Iterator[Any]:
         options.add_argument(word)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(which("chromedriver")))
-    yield driver
-    driver.quit()
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as driver:
+        yield driver

@@ -1,5 +1,5 @@
 // The resolved configuration: each group's option, who chose it, and where each value comes from.
-import {find, make} from "./dom.js";
+import {breakable, find, make} from "./dom.js";
 
 export function drawConfig(served) {
   const settings = Map.groupBy(served.settings, one => one.path.split(".")[0]);
@@ -18,7 +18,7 @@ function group({group: name, options, about, by}, settings) {
     said.length ? make("span", {class: "by set"}, `${said.length} set`) : null,
     make("span", {class: "about"}, about.join(" ")));
   const rows = settings.map(one => make("tr", {class: isDefault(one) ? "" : "set"},
-    make("th", {scope: "row"}, make("code", {}, one.path)), make("td", {}, make("code", {}, text(one.value))), make("td", {}, one.from)));
+    make("th", {scope: "row"}, make("code", {}, ...breakable(one.path))), make("td", {}, make("code", {}, text(one.value))), make("td", {}, one.from)));
   const table = make("table", {}, make("thead", {}, make("tr", {}, ...["setting", "value", "from"].map(word => make("th", {scope: "col"}, word)))),
     make("tbody", {}, ...rows));
   return make("details", {open: said.length > 0}, head, rows.length ? table : make("p", {class: "muted"}, "It has no settings."));

@@ -18,6 +18,11 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** A name that may be broken where its words end. */
+export function breakable(name) {
+  return name.split(/(?<=[._])/).flatMap(word => [word, make("wbr")]);
+}
+
 export function number(value, digits = 0) {
   return value.toLocaleString("en", {minimumFractionDigits: digits, maximumFractionDigits: digits});
 }

@@ -1,6 +1,6 @@
 // Tiles and charts: how fast, how many, how much memory, how good the drafts are.
 import {bytes, find, make, number, say, share} from "./dom.js";
-import {count, rate} from "./history.js";
+import {count, rate, SMOOTH} from "./history.js";
 
 const HEIGHT = 130;
 const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -24,11 +24,12 @@ export class Tiles {
 
   update(history) {
     const now = history.now, rows = now.rows, counts = now.counts;
-    this.set("tokens a second", number(rate(now, history.ago(1)), 1), `${number(count(now, "emitted_tokens"))} so far`);
+    this.set("tokens a second", number(rate(now, history.ago(SMOOTH)), 1), `${number(count(now, "emitted_tokens"))} so far`);
     this.set("requests running", number(rows.active + rows.prefilling), `of at most ${rows.max}`);
     this.set("in the queue", number(rows.waiting), counts.requests_refused ? `${number(counts.requests_refused)} refused so far` : "none refused");
     this.set("drafts accepted", share(counts.accepted ?? 0, counts.drafted ?? 0), drafts(counts));
-    this.set("KV bytes in use", bytes(now.kv_bytes), budget(now));
+    this.set("KV bytes in use", bytes(now.kv_bytes),
+      budget(now) === null ? "no budget set" : `of ${bytes(budget(now))} for rows and tiers`);
     this.set("prompt tokens reused", share(counts.cached_tokens ?? 0, counts.prompt_tokens ?? 0), `of ${number(count(now, "prompt_tokens"))}`);
   }
 }
@@ -38,10 +39,10 @@ function drafts(counts) {
   return `${number(counts.emitted_tokens / Math.max(1, counts.rounds), 2)} tokens a round`;
 }
 
-/** What limits=budget allows; without it nothing is enforced. */
+/** Bytes that limits=budget leaves to rows and tiers; without it nothing is enforced, and it is null. */
 function budget(now) {
   const {budget_bytes: all, weights_bytes: weights, work_bytes: work} = now.memory.estimate;
-  return all ? `of ${bytes(Math.max(0, all - weights - (work ?? 0)))} for rows and tiers` : "no budget set";
+  return all ? Math.max(0, all - weights - work) : null;
 }
 
 export class Charts {
@@ -95,10 +96,10 @@ export class Charts {
   }
 
   update(history) {
-    const now = history.now, all = now.memory.estimate.budget_bytes;
+    const now = history.now;
     this.draw(this.speed, history, [rate]);
     this.draw(this.load, history, [at => at.rows.active + at.rows.prefilling, at => at.rows.waiting]);
-    this.draw(this.memory, history, [at => at.kv_bytes, () => all ?? null]);
+    this.draw(this.memory, history, [at => at.kv_bytes, budget]);
     this.drawPositions(now);
     this.drawTiers(now);
   }

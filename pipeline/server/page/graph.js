@@ -1,5 +1,5 @@
 // The recipe's graph: phases from left to right, stages in each from top to bottom, live.
-import {find, make, milliseconds, number, say, share} from "./dom.js";
+import {breakable, find, make, milliseconds, number, say, share} from "./dom.js";
 
 const PHASE_ROWS = { // how many requests are in a phase, from /stats' `rows`
   admit: rows => Math.max(0, rows.open_requests - rows.waiting - rows.prefilling - rows.active),
@@ -7,6 +7,7 @@ const PHASE_ROWS = { // how many requests are in a phase, from /stats' `rows`
   decode: rows => rows.active,
 };
 const MOST_DOTS = 8;
+const HOME = "decode";
 const HANDS = 2; // lines in a card
 const THREADS = {prepare: "preparation pool", owner: "owner thread", io: "I/O thread"};
 
@@ -38,15 +39,22 @@ export class Graph {
     const hands = all.slice(0, HANDS).map(({fields, targets}) =>
       make("span", {class: "hand"}, fields.join(", "), make("span", {class: "to"}, ` → ${targets.join(", ")}`)));
     if (all.length > HANDS) hands.push(make("span", {class: "hand"}, `… and ${all.length - HANDS} more`));
-    const button = make("button", {type: "button", class: "stage", "aria-pressed": "false"},
-      make("span", {class: "stage-head"}, make("span", {class: "name"}, stage.stage), time),
+    const button = make("button", {type: "button", class: "stage", "aria-pressed": "false", "aria-controls": "detail"},
+      make("span", {class: "stage-head"}, make("span", {class: "name"}, ...breakable(stage.stage)), time),
       make("span", {class: "bar", "aria-hidden": "true"}, bar),
-      make("span", {class: "does"}, this.graph.about[stage.stage] ?? ""),
+      make("span", {class: "does"}, this.does(phase, stage.stage)),
       make("span", {class: "parts"}, ...parts),
       make("span", {class: "hands", "aria-hidden": "true"}, ...hands));
     button.addEventListener("click", () => this.explain(this.chosen === button ? null : {phase, stage, button}));
     this.stages.set(`${phase}/${stage.stage}`, {button, time, bar});
     return button;
+  }
+
+  /** What a stage is for; of one in several phases it is said once, in the loop that most of the time is spent in. */
+  does(phase, name) {
+    const has = one => one.stages.some(stage => stage.stage === name);
+    const home = this.graph.phases.find(one => one.name === HOME && has(one)) ?? this.graph.phases.find(has);
+    return phase === home.name ? this.graph.about[name] ?? "" : `As in ${home.name}.`;
   }
 
   /** As in `headrace graph`: kv=paged. */

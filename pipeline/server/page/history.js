@@ -1,6 +1,7 @@
 // The figures of the last two minutes, and what changed in a span of them.
 
 const SECONDS = 120;
+export const SMOOTH = 3; // takings over which a rate is told
 
 export class History {
   constructor() {
@@ -31,15 +32,10 @@ export class History {
     return found;
   }
 
-  /** Of each pair of neighbours: when, and what `value` makes of them. */
-  series(value) {
-    const times = [], values = [];
-    for (let at = 1; at < this.taken.length; at += 1) {
-      const [before, after] = [this.taken[at - 1], this.taken[at]];
-      times.push(after.at);
-      values.push(value(after, before));
-    }
-    return [times, values];
+  /** Of all takings but the first: when, and what `value` makes of each and the one `span` takings before. */
+  series(value, span = SMOOTH) {
+    const later = this.taken.slice(1);
+    return [later.map(one => one.at), later.map((one, at) => value(one, this.taken[Math.max(0, at + 1 - span)]))];
   }
 }
 

@@ -4,14 +4,13 @@ import {ask, events, key, Refused} from "./link.js";
 import {asCurl, asPython, controls} from "./request.js";
 
 const KINDS = { // of `token_origins`, in the legend's order
-  accepted: "accepted: drafted, and the model agreed",
-  bonus: "bonus: the model's own after a draft that was right throughout",
-  correction: "correction: the model's own in place of a wrong draft",
-  plain: "plain: nothing was drafted here",
-  resumed: "resumed: drawn by an attempt before a crash",
+  accepted: "drafted, and right",
+  bonus: "the model's own after a right draft",
+  correction: "the model's own for a wrong draft",
+  rejected: "drafted, and given up",
+  plain: "not drafted",
+  constrained: "the form forbade the model's favourite",
 };
-const REJECTED = "rejected: drafted, and given up";
-const CONSTRAINED = "constrained: the form forbade what the model liked best";
 
 export class Playground {
   constructor() {
@@ -40,11 +39,8 @@ export class Playground {
   }
 
   drawLegend() {
-    const words = [...Object.entries(KINDS).filter(([kind]) => kind !== "resumed"), ["rejected", REJECTED], ["constrained", CONSTRAINED]];
-    find("legend").replaceChildren(...words.map(([kind, text]) => {
-      const [word, ...rest] = text.split(":");
-      return make("span", {class: "legend-entry", title: rest.join(":").trim()}, sample(kind, word));
-    }));
+    find("legend").replaceChildren(...Object.entries(KINDS).map(([kind, text]) =>
+      make("span", {}, make(kind === "rejected" ? "del" : "span", {class: `t ${kind}`}, kind), make("span", {class: "muted"}, ` ${text}`))));
   }
 
   clear() {
@@ -169,7 +165,7 @@ class Answer {
       this.count("rejected", rejected.length);
       this.text.append(make("del", {class: "t rejected", title: `${rejected.length} drafted tokens given up`}, rejected.join("")));
     }
-    if (text) this.text.append(make("span", {class: `t ${origin}${constrained ? " constrained" : ""}`, title: KINDS[origin]}, text));
+    if (text) this.text.append(make("span", {class: `t ${origin}${constrained ? " constrained" : ""}`, title: `${origin}: ${KINDS[origin] ?? "drawn by an attempt before a crash"}`}, text));
   }
 
   count(kind, more = 1) {
@@ -192,10 +188,6 @@ class Answer {
     this.notes.className = `notes ${kind}`;
     say(this.notes, text);
   }
-}
-
-function sample(kind, word) {
-  return make(kind === "rejected" ? "del" : "span", {class: `t ${kind}`}, word);
 }
 
 /** Keep the end in sight, unless the reader has scrolled up. */
