@@ -179,6 +179,23 @@ def test_a_cleanup_that_fails_blocks_the_key_until_one_succeeds(tier, monkeypatc
     assert left(tier) == [24], "what is of a later attempt"
 
 
+def test_a_cleanup_leaves_what_was_kept_again_meanwhile(tier, monkeypatch):
+    """Files are named by what they hold: a later attempt's, and a finished state's, have the same names."""
+    go, erase = threading.Event(), tier.store._erase
+    monkeypatch.setattr(tier.store, "_erase", lambda names: go.wait(10.0) and erase(names))
+    first, again = tier.attempts.begin("k"), tier.attempts.begin("k")
+    take(tier, first, 30)
+    tier.attempts.end(first)
+    assert tier.attempts.take(again, noted(again, 30))
+    assert tier.put(capture(SPECS, ANSWER[:30]))
+    tier.attempts.step()  # its files are written behind the removal that waits
+    tier.attempts.end(again)
+    go.set()
+    written(tier)
+    assert on_disk(tier) == set(tier.store.shelf.files)
+    assert tier.durable(ANSWER[:30], "n") and found(tier, ANSWER) == 30
+
+
 def test_a_cleanup_that_fails_is_safe_after_a_restart(tmp_path, monkeypatch):
     """What cannot be removed is emptied: whoever finds it later has a damaged file, a miss."""
     tier = opened(tmp_path)

@@ -152,9 +152,10 @@ class Attempts:
         return {file.name for file in gone if file.state != "pending"}
 
     def _sweep(self, key: str, names: set[str]) -> None:
-        """A cleanup takes over what an earlier one of its key has not managed."""
+        """A cleanup takes over what an earlier one of its key has not managed. Files are named by what
+        they hold: a name that is on the shelf again stays."""
         cleanup = self._cleanups.setdefault(key, Cleanup())
-        cleanup.names |= names
+        cleanup.names = (cleanup.names | names) - self.disk.store.shelf.files.keys()
         cleanup.done = self.disk.store.erase_soon(sorted(cleanup.names))
 
     def _clean(self, key: str) -> bool:
