@@ -322,6 +322,7 @@ REQUESTS = [
                               "tool_choice": "required", "tools": [
         {"type": "function", "function": {"name": "f", "parameters": {"properties": {}}}}]}),
     ("/v1/completions", {"prompt": [1, 65, 200], "echo": True, "logprobs": 2, "max_tokens": 3}),
+    ("/v1/completions", {"prompt": "x" * 99, "token_origins": True, "max_tokens": 30}),
     ("/v1/completions", {"prompt": "x" * 9000}),
     ("/v1/completions", {"prompt": "x", "guided_regex": "(" }),
     ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}),

@@ -140,14 +140,17 @@ class Attendant:
     def _unspelled(self, event: Event) -> Iterator[int]:
         """Tokens whose bytes a reply will show, and has not had before."""
         entries: Iterable[TokenLogprob | PromptLogprob | None] = ()
+        shown: list[int] = []
         if isinstance(event, Delta):
             entries = event.logprobs
+            if event.origins:
+                shown += event.token_ids
+                shown += (token for origin in event.origins for token in origin.rejected)
         elif isinstance(event, Done):
             entries = event.prompt_logprobs
         for entry in (one for one in entries if one is not None):
-            for token in (entry.token_id, *(token for token, _ in entry.top)):
-                if token not in self._spelled:
-                    yield token
+            shown += (entry.token_id, *(token for token, _ in entry.top))
+        yield from (token for token in shown if token not in self._spelled)
 
     def _answer(self, call: Call) -> None:
         try:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from pipeline.errors import ClosedError
-from pipeline.types import Accepted, Delta, Done, Event, Failed, Request, TokenLogprob
+from pipeline.types import Accepted, Delta, Done, Event, Failed, Origin, Request, TokenLogprob
 
 MOST_GOES = 3  # processes that one request may bring down, or see going down
 
@@ -18,11 +18,13 @@ class Part:
     texts: list[str] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     scores: list[TokenLogprob] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
 
     def add(self, delta: Delta) -> None:
         self.texts.append(delta.text)
         self.ids += delta.token_ids
         self.scores += delta.logprobs
+        self.origins += delta.origins
 
     @property
     def text(self) -> str:
@@ -88,9 +90,12 @@ class Flight:
     def _caught_up(self, again: Part) -> Delta | None:
         """What goes beyond what the client has had, once that is there."""
         letters, many, scores = len(self.had.text), len(self.had.ids), len(self.had.scores)
+        origins = tuple(again.origins[len(self.had.origins) :])
         if len(again.text) < letters or len(again.ids) < many:
             return None
-        return Delta(again.text[letters:], tuple(again.ids[many:]), tuple(again.scores[scores:]))
+        return Delta(
+            again.text[letters:], tuple(again.ids[many:]), tuple(again.scores[scores:]), origins
+        )
 
     def _differs(self) -> bool:
         """Better no end than the end of another answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,13 +20,15 @@ class TokenOrigins:
 
     def __init__(self, tokenizer: Tokenizer, *, marks: bool):
         shown = tokenizer.dialect.shown if marks else frozenset[int]()
-        self._tokenizer, self._decoder = tokenizer, tokenizer.decoder(shown)
+        self._tokenizer, self._silent = tokenizer, tokenizer.special_ids - shown
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def take(self, told: Iterable[Told]) -> list[dict[str, Any]]:
         return [self._entry(token, origin) for token, origin in told]
 
     def _entry(self, token: int, origin: Origin) -> dict[str, Any]:
-        entry: dict[str, Any] = {"id": token, "text": self._decoder.push(token)}
+        data = b"" if token in self._silent else self._tokenizer.token_bytes(token)
+        entry: dict[str, Any] = {"id": token, "text": self._decoder.decode(data)}
         entry["origin"] = origin.kind
         if origin.constrained:
             entry["constrained"] = True

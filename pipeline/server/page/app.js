@@ -12,6 +12,11 @@ const WORDS = {
   connecting: "connecting …", live: "live", lost: "the server does not answer; trying again …", locked: "an API key is needed",
 };
 
+const STATES = {
+  draining: "the server is ending: it takes no new requests", restarting: "the engine is being started again",
+  failed: "the engine has failed; the server's log says why", closed: "the server has ended",
+};
+
 class Page {
   constructor() {
     this.playground = new Playground();
@@ -54,7 +59,7 @@ class Page {
     this.graph.update(taken, shown, history.taken.length > 1 ? last : new Map(), busy ? `of the last ${SPAN_S} seconds` : "since the start");
     this.tiles.update(history);
     this.charts.update(history);
-    if (taken.state === "draining") this.state("live", "the server is ending: it takes no new requests");
+    this.state("live", STATES[taken.state] ?? this.live);
   }
 
   /** Resolves once another key was given. */

@@ -9,6 +9,7 @@ export class History {
   }
 
   add(figures) {
+    if (this.taken.length && figures.target_calls < this.now.target_calls) this.taken = []; // another engine's
     this.taken.push(figures);
     while (figures.at - this.taken[0].at > SECONDS) this.taken.shift();
   }
