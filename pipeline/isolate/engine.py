@@ -98,6 +98,9 @@ class IsolatedEngine:
             elif process is not None:
                 process.kill()
         self._stop.set()
+        self._thread.join(CLOSE_S)
+        if process is not None:
+            process.kill()
         self._thread.join()
 
     def drain(self, timeout_s: float) -> bool:
@@ -226,16 +229,20 @@ class IsolatedEngine:
         """From a process's start to its end; how it ended."""
         self._patience.begin()
         try:
-            self._process = process = EngineProcess(self.adapters.served(self._served))
+            process = EngineProcess(self.adapters.served(self._served))
         except OSError as error:  # no memory for another one, say
             return f"it could not be started: {error}"
+        with self._lock:
+            self._process = process
+            if self._state == "closed":  # meanwhile
+                process.kill()
         try:
             for news in process.line.heard():
                 self._hear(news)
         except Exception:
             log.exception("the engine's process says what is not understood")
             process.kill()
-        return process.end(CLOSE_S if self._state == "closed" else END_S)
+        return process.end(END_S)
 
     def _again(self) -> bool:
         """Whether another process is to be started, once its time has come."""
