@@ -159,6 +159,7 @@ def test_a_kill_during_eight_streams():
         before = whole(server, PROMPTS[0]).text
         child = server.child
         clients = [Client(server, prompt) for prompt in PROMPTS]
+        speaking(clients, 1)
         waiting = [Client(server, prompt, stream=False) for prompt in PROMPTS[:2]]
         speaking(clients, 10)
         os.kill(child, signal.SIGKILL)
@@ -208,6 +209,7 @@ def test_resumable_answers_go_on_as_if_nothing_had_happened(tmp_path):
         clients = [Client(server, prompt) for prompt in PROMPTS[:4]]
         clients += [Client(server, prompt, temperature=1.0) for prompt in PROMPTS[4:7]]
         clients += [Client(server, PROMPTS[4], temperature=1.0)]  # equal to one of them
+        speaking(clients, 1)
         late = Client(server, PROMPTS[7], stream=False)  # in the queue
         speaking(clients, 20)
         os.kill(server.child, signal.SIGKILL)
