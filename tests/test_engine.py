@@ -192,7 +192,7 @@ def test_a_flush_that_nobody_waits_for_any_more_is_not_made():
     ran = []
     spill = SimpleNamespace(flush_step=lambda: ran.append(1))
     built = SimpleNamespace(
-        parts={}, stages={"spill": spill}, phases={"idle": ["spill"]}, settings={}
+        parts={"adapters": None}, stages={"spill": spill}, phases={"idle": ["spill"]}, settings={}
     )
     engine = Engine(built)  # its thread is not started: always busy
     assert engine.flush(0.01) == {"durable": False, "reason": "not done within 0.01 s"}

@@ -294,7 +294,7 @@ def test_too_large(engine, raw, chunked):
         ("PUT", TEXT, 405),
         ("POST", "/health", 405),
         ("GET", "/nope", 404),
-        ("GET", "/", 404),
+        ("POST", "/", 405),
         ("GET", "/v1/models/", 404),
         ("GET", "/health/", 404),
         ("GET", "/%ff%00", 404),
