@@ -49,6 +49,7 @@ class Serving:
         threading.Thread(target=self._listen, daemon=True).start()
         line = next((line for line in self.process.stdout if " serves " in line), "")
         assert line, self.log
+        self.process.stdout.close()  # nobody reads on: no later process may mind
         self.address = urlsplit(line.split()[-1]).netloc
 
     def _listen(self):

@@ -229,7 +229,8 @@ class IsolatedEngine:
         """From a process's start to its end; how it ended."""
         self._patience.begin()
         try:
-            process = EngineProcess(self.adapters.served(self._served))
+            served = self.adapters.served(self._served)
+            process = EngineProcess(served, silent=self._first.done())
         except OSError as error:  # no memory for another one, say
             return f"it could not be started: {error}"
         with self._lock:

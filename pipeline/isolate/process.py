@@ -18,9 +18,10 @@ CHILD = "pipeline.isolate.child"
 
 class EngineProcess:
     """To be made by a thread that outlives it: on Linux the child is killed when the thread that started it
-    ends. `served` is pickled for it: it has an `open()` that gives an open engine."""
+    ends. `served` is pickled for it: it has an `open()` that gives an open engine. A `silent` one prints
+    nothing: what is served has been said before, perhaps to somebody who has stopped reading."""
 
-    def __init__(self, served: Any):
+    def __init__(self, served: Any, *, silent: bool = False):
         ours, theirs = socket.socketpair()
         with theirs:
             # -P and the path of this process: a file in the working directory is not taken for a module
@@ -29,6 +30,7 @@ class EngineProcess:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL if silent else None,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": path},
             )
