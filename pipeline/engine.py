@@ -68,7 +68,7 @@ class Engine:
         self.pipeline = pipeline
         self.totals = Totals()
         self.ownership = Ownership(self._wake)
-        self.adapters = Mounts(pipeline.parts["adapters"], self.exclusive)
+        self.adapters = Mounts(pipeline.parts, self.exclusive)
         self._turns = Turns(
             pipeline, pipeline.settings.get("telemetry") or Telemetry(), self.totals
         )

@@ -18,8 +18,13 @@ class Mounts:
     mounted changes between two rounds. A request that waits meanwhile gets what is mounted when it starts.
     """
 
-    def __init__(self, part: Adapters, exclusive: Callable[[Work], Any]):
-        self._part, self._exclusive = part, exclusive
+    def __init__(self, parts: Mapping[str, Any], exclusive: Callable[[Work], Any]):
+        self._parts, self._exclusive = parts, exclusive
+
+    @property
+    def _part(self) -> Adapters:
+        part: Adapters = self._parts["adapters"]
+        return part
 
     def listed(self) -> list[dict[str, Any]]:
         """One mapping an id: `id`, `digest`, `bytes`, folder, layout, scale, rank, layers."""
