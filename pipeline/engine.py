@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from pipeline.asking import Prompt, make_request
 from pipeline.errors import BusyError, ClosedError, HeadraceError
 from pipeline.known import coverage, served
+from pipeline.leases import Leases
 from pipeline.mounting import Mounts
 from pipeline.ownership import Ownership, Work
 from pipeline.results import collect, until_done
@@ -69,6 +70,7 @@ class Engine:
         self.totals = Totals()
         self.ownership = Ownership(self._wake)
         self.adapters = Mounts(pipeline.parts, self.exclusive)
+        self.leases = Leases(self.ownership, lambda: self._state == "open")
         self._turns = Turns(
             pipeline, pipeline.settings.get("telemetry") or Telemetry(), self.totals
         )
@@ -138,9 +140,8 @@ class Engine:
                 raise ClosedError(f"the engine is {self._state}")
             if len(self._open_requests) >= limits.max_queue + limits.max_rows:
                 self.totals.counts["requests_refused"] += 1
-                raise BusyError(
-                    f"the queue is full: {limits.max_queue} requests wait (limits.max_queue)"
-                )
+                what = f"the queue is full: {limits.max_queue} requests wait (limits.max_queue)"
+                raise BusyError(what)
             self._open_requests.add(id(sequence))
             self._pool.submit(self._prepare, sequence)
         return Ticket(sequence, self._wake)

@@ -36,7 +36,7 @@ class Ownership:
     def holds_admission(self) -> bool:
         """True while exclusive work waits: the owner must not start new rows."""
         with self._lock:
-            return any(exclusive for exclusive, _, _ in self._queue)
+            return any(exclusive and not future.cancelled() for exclusive, _, future in self._queue)
 
     def run_due(self, *, idle: bool) -> bool:
         """Owner only, and only while nothing is active: run the first that may run. `idle` says that

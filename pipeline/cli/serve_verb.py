@@ -20,16 +20,16 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from pipeline.cli.served import speak
+    from pipeline.server import journal
     from pipeline.server.run import run_server
     from pipeline.server.spans.provider import Tracing
 
-    speak()
+    journal.begin()
     engine, settings = _opened(_served(args))
     with contextlib.closing(engine):
+        journal.begin(settings["server"].log)
         tracing = Tracing.of(settings["telemetry"])
-        run_server(engine, settings["server"], lambda line: print(line, flush=True), tracing)
-    return 0
+        return run_server(engine, settings["server"], lambda line: print(line, flush=True), tracing)
 
 
 def _served(args: Namespace) -> Recipe | Locked:

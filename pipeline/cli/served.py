@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +11,7 @@ from pipeline.cli.show_verb import describe_choices
 from pipeline.compose import Composed, compose, recompose
 from pipeline.engine import Engine
 from pipeline.lab.lock.file import Lock, read
+from pipeline.server import journal
 
 if TYPE_CHECKING:
     from pipeline.build import Pipeline
@@ -93,14 +92,9 @@ class Apart:
     served: Recipe | Locked
 
     def open(self) -> Engine:
-        speak()
+        journal.begin()
         say_warnings_plainly()
         return self.served.open()
-
-
-def speak() -> None:
-    """How a serving process talks."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
 
 
 def isolated(served: Recipe | Locked) -> bool:
@@ -112,7 +106,10 @@ def isolated(served: Recipe | Locked) -> bool:
 
 
 def _begin(built: Pipeline) -> None:
-    built.settings["server"].read_files()
+    """What is wrong with files is said before a model is loaded."""
+    settings = built.settings["server"]
+    settings.read_files()
+    journal.begin(settings.log)
     print(summary(built), flush=True)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from pipeline.errors import ClosedError, OpenError
 from pipeline.isolate.faults import Fault
 from pipeline.isolate.flight import MOST_GOES, Flight
+from pipeline.isolate.leases import FarLeases
 from pipeline.isolate.mounts import FarMounts
 from pipeline.isolate.patience import Patience
 from pipeline.isolate.process import EngineProcess
@@ -75,6 +76,7 @@ class IsolatedEngine:
         self._patience = Patience()
         self.adapters = FarMounts(self._ask)
         self._stop = threading.Event()
+        self.leases = FarLeases(self._ask)
         self._thread = threading.Thread(target=self._attend, name="headrace-engine", daemon=True)
 
     # --- life

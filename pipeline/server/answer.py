@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ from pipeline.server.contract import ServedEngine, Ticket
 from pipeline.server.errors import ClientGone
 from pipeline.server.metrics import Metrics
 from pipeline.types import Accepted, Delta, Done, Failed, Usage
-
-log = logging.getLogger("headrace.server")
 
 
 @dataclass
@@ -100,7 +97,7 @@ class Answer:
         )
 
     def close(self) -> None:
-        """Cancel what still runs, and write the request's one line in the log."""
+        """Cancel what still runs."""
         if self._watch is not None:
             self._watch.cancel()
         if not self.finished:
@@ -108,9 +105,6 @@ class Answer:
                 ticket.cancel()
         self.outcome = self._ending()
         self._metrics.answered(self.outcome)
-        tokens = sum(choice.counted for choice in self.choices)
-        seconds = time.perf_counter() - self.began
-        log.info("%s %s: %d tokens, %.3f s", self.asked.id, self.outcome, tokens, seconds)
 
     async def _await_hang_up(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

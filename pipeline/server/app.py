@@ -11,15 +11,16 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.server.adapters import AdapterAdmin
+from pipeline.server.admin import Admin
 from pipeline.server.assets import Assets
 from pipeline.server.chat import Chat
 from pipeline.server.completions import Completions
 from pipeline.server.contract import ServedEngine
 from pipeline.server.endpoint import Generation
 from pipeline.server.errors import reply
+from pipeline.server.front import Front
 from pipeline.server.gate import Gate
 from pipeline.server.messages import Messages
 from pipeline.server.metrics import Metrics
@@ -63,13 +64,16 @@ def create_app(
         Route("/", (assets := Assets()).index),
         Route("/events", Viewers(engine).events),
         Mount("/page", assets, name="page"),
+        *Admin(engine, settings).routes(),
     ]
     traced = [tracing.middleware(families)] if tracing else []
     app = Starlette(
         routes=routes,
         middleware=[
             *_pages(settings),  # outermost: pages must be able to read errors, too
-            Middleware(Front, metrics=metrics, paths={r.path for r in routes}),
+            Middleware(
+                Front, metrics=metrics, paths={r.path for r in routes}, prompts=settings.log_prompts
+            ),
             *traced,
             Middleware(Gate, settings=settings),
         ],
@@ -110,34 +114,4 @@ def _routes(status: Status) -> list[Route]:
         Route("/ready", status.ready),
         Route("/stats", status.stats),
         Route("/metrics", status.prometheus),
-        Route("/admin/cache/flush", status.flush, methods=["POST"]),
     ]
-
-
-class Front:
-    """Counts replies by path and status, and answers what escaped an endpoint in the envelope.
-
-    Unknown paths are counted as one, or clients could fill the memory.
-    """
-
-    def __init__(self, app: ASGIApp, metrics: Metrics, paths: set[str]):
-        self._app, self._metrics, self._paths = app, metrics, paths
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def counted(message: Message) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                path = scope["path"] if scope["path"] in self._paths else "other"
-                self._metrics.requests.labels(path, str(message["status"])).inc()
-            await send(message)
-
-        try:
-            await self._app(scope, receive, counted)
-        except Exception as error:
-            if started:
-                raise
-            response = await reply(Request(scope), error)
-            await response(scope, receive, counted)

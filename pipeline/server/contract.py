@@ -27,6 +27,14 @@ class Adapters(Protocol):
         ...
 
 
+class Leases(Protocol):
+    """See `pipeline.leases`."""
+
+    def take(self, name: str) -> None: ...
+    def state(self, name: str) -> str: ...
+    def release(self, name: str) -> None: ...
+
+
 class ServedEngine(Protocol):
     """Everything is safe on any thread; all but `flush`, `drain` and `close` return at once; `stats` and
     `health` give plain data.
@@ -43,6 +51,8 @@ class ServedEngine(Protocol):
     def target_info(self) -> Mapping[str, Any]: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
+    @property
+    def leases(self) -> Leases: ...
 
     def submit(self, request: Request, deliver: Callable[[Event], None]) -> Ticket:
         """BusyError if the queue is full, ClosedError if stopped; the rest arrives as events."""

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pipeline.server.answer import Answer
-from pipeline.server.asked import Asked, Bounds
+from pipeline.server.asked import Bounds
 from pipeline.server.body import read_object
 from pipeline.server.caller import caller
 from pipeline.server.contract import ServedEngine
@@ -43,7 +43,9 @@ class Generation:
             writer = self.family.writer(answer, self.engine)
             request.scope[WRITER] = writer
             if asked.stream:
-                return EventStream(answer, writer, _headers(asked), self.settings.keepalive_s)
+                return EventStream(
+                    answer, writer, warning(asked.ignored), self.settings.keepalive_s
+                )
             reply = await self._whole(answer, writer)
         except BaseException:
             answer.close()
@@ -61,7 +63,7 @@ class Generation:
             assert choice.done is not None
             voice.hear(said)
             voice.end(choice.done)
-        return JSON(writer.whole(), headers=_headers(answer.asked))
+        return JSON(writer.whole(), headers=warning(answer.asked.ignored))
 
 
 def bounds(engine: ServedEngine, settings: ServerSettings, request: Request) -> Bounds:
@@ -75,7 +77,3 @@ def bounds(engine: ServedEngine, settings: ServerSettings, request: Request) -> 
         {adapted(info["name"], name): name for name in info["adapters"]},
         engine.tokenizer.dialect,
     )
-
-
-def _headers(asked: Asked) -> dict[str, str]:
-    return {"x-request-id": asked.id, "request-id": asked.id, **warning(asked.ignored)}

@@ -27,6 +27,7 @@ log = logging.getLogger("headrace.server")
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
+ERROR = "error"  # in a request's state: what its reply tells of
 INVALID = "invalid_request_error"
 ANTHROPIC = MappingProxyType(
     {
@@ -114,11 +115,10 @@ def _http_fault(error: HTTPException) -> Fault:
 
 async def reply(request: Request, error: Exception) -> Response:
     """The response for what escapes an endpoint or the router."""
+    request.scope["state"][ERROR] = error
     if isinstance(error, (ClientGone, ClientDisconnect)):
         return Response(status_code=499)
     fault = describe(error)
     if not isinstance(error, (HeadraceError, HTTPException)):
         log.error("%s %s failed", request.method, ascii(request.url.path), exc_info=error)
-    else:
-        log.info("%d %s %s", fault.status, ascii(request.url.path), ascii(fault.message))
     return JSON(fault.told_at(request.url.path), fault.status, dict(fault.headers))

@@ -27,22 +27,26 @@ def run_server(
     settings: ServerSettings,
     announce: Callable[[str], Any] = print,
     tracing: Tracing | None = None,
-) -> None:
+) -> int:
     """Serve until SIGINT or SIGTERM, then: refuse new requests with 503, let running answers finish
-    for at most `shutdown_s` (a second SIGINT cuts that short), close the engine, which ends the rest
-    with an error, and stop listening.
+    for at most `shutdown_s`, close the engine, which ends the rest with an error and writes what is to be
+    saved, and stop listening. A second signal cuts all of that short. The exit code: see `DrainingServer`.
 
     `announce` gets one line with the address once it is bound. OpenError if the port is taken.
     """
+    server: DrainingServer | None = None
     try:
         with listening(settings.host, settings.port, settings.socket) as listeners:
             announce(f"Headrace serves {engine.target_info['name']} at {url(listeners[0])}")
             config = _config(create_app(engine, settings, tracing), settings, FLUSH_S)
-            DrainingServer(config, engine, settings.shutdown_s).run(sockets=listeners)
+            server = DrainingServer(config, engine, settings)
+            server.run(sockets=listeners)
     finally:
         engine.close()
         if tracing:
             tracing.close()
+        code = server.ended() if server else 0
+    return code
 
 
 @contextlib.contextmanager

@@ -45,6 +45,9 @@ class ServerSettings:
         max_choices: int = 64,  # prompts x n in one HTTP request
         keepalive_s: float = 2.0,  # longest silence of a stream, in seconds
         shutdown_s: float = 30.0,  # how long running answers may go on after SIGTERM
+        close_s: float = 90.0,  # how long it may then take to write saved states, before the process ends anyway
+        log: str | None = None,  # file of JSON lines; None: standard error
+        log_prompts: bool = False,
         responses_ttl_s: float = 3600.0,  # how long an answer can be gone on from, in seconds
         responses_bytes: int = 32 << 20,  # room for such answers, as JSON
         responses_folder: str | None = None,  # where they outlive the process; None: in memory
@@ -57,7 +60,8 @@ class ServerSettings:
         self.hosts, self.cors = tuple(hosts or ()), tuple(cors or ())
         self.max_header_bytes, self.max_body_bytes = max_header_bytes, max_body_bytes
         self.body_s, self.max_choices = body_s, max_choices
-        self.keepalive_s, self.shutdown_s = keepalive_s, shutdown_s
+        self.keepalive_s, self.shutdown_s, self.close_s = keepalive_s, shutdown_s, close_s
+        self.log, self.log_prompts = log, log_prompts
         self.responses_ttl_s, self.responses_bytes = responses_ttl_s, responses_bytes
         self.responses_folder = responses_folder
         self.isolate, self.restarts, self.restart_s = isolate, restarts, restart_s
@@ -111,6 +115,7 @@ class ServerSettings:
             ("responses_bytes", self.responses_bytes >= 0, "must not be negative"),
             ("restarts", self.restarts >= 0, "must not be negative"),
             ("restart_s", self.restart_s > 0, "must be more than 0 seconds"),
+            ("close_s", self.close_s > 0, "must be more than 0 seconds"),
             ("shutdown_s", self.shutdown_s >= 0, "must not be negative"),
         )
         return [

@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pipeline.server.caller import admin_only, caller
+from pipeline.server.caller import caller
 from pipeline.server.contract import ServedEngine
 from pipeline.server.errors import JSON
 from pipeline.server.metrics import Metrics
@@ -17,7 +17,7 @@ from pipeline.server.metrics import Metrics
 
 @dataclass(frozen=True)
 class Status:
-    """Endpoints that read; none but `flush` waits for the engine thread."""
+    """Endpoints that read; none waits for the engine thread."""
 
     engine: ServedEngine
     metrics: Metrics
@@ -46,9 +46,3 @@ class Status:
     async def prometheus(self, request: Request) -> Response:
         text = await asyncio.to_thread(self.metrics.text)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
-
-    async def flush(self, request: Request) -> Response:
-        """200 if all saved state is on disk now, else 503; either way with the figures."""
-        admin_only(request)
-        report = await asyncio.to_thread(self.engine.flush)
-        return JSON(report, 200 if report["durable"] else 503)

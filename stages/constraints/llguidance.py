@@ -51,7 +51,7 @@ class GrammarMatcher:
     def _fault(self, what: str) -> Exception:
         """Too much work for the grammar's bounds is the request's fault; anything else is ours."""
         why = str(self._matcher.get_error()).partition("\n")[0][:300]
-        if "TooComplex" in str(self._matcher.stop_reason()) or "too many" in why:
+        if "TooComplex" in str(self._matcher.stop_reason()) or "too many" in why.lower():
             message = f"{self._field}: following it takes too much work: {why}"
             return RequestError(message, param=self._field)
         return RuntimeError(f"{what}: {why}")

@@ -16,6 +16,8 @@ import openai
 import pytest
 
 from pipeline.errors import BusyError, ClosedError
+from pipeline.leases import Leases
+from pipeline.ownership import Ownership
 from pipeline.server.local import SocketConnection
 from pipeline.server.run import serve_in_thread
 from pipeline.server.settings import ServerSettings
@@ -129,6 +131,8 @@ class FakeEngine:
         self.requests: list[Request] = []
         self.tickets: list[FakeTicket] = []
         self.sessions: list[str] = []  # those that were closed
+        self.ownership = Ownership(lambda: None)
+        self.leases = Leases(self.ownership, lambda: self.state == "open")
         self.active = 0
         self.room = 1000
         self.state = "open"

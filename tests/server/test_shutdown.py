@@ -159,4 +159,70 @@ def test_the_command_ends_with_0_and_without_a_traceback(script):
     assert b"engine_closed" in rest
     assert b"[DONE]" not in rest
     assert "Traceback" not in err
-    assert "failed" in err  # the answer's one line
+    (line,) = [json.loads(line) for line in err.splitlines() if CHAT in line]
+    assert (line["status"], line["finish_reason"], line["error"]) == (
+        200,
+        "failed",
+        "engine_closed",
+    )
+
+
+def streaming(base: str) -> http.client.HTTPConnection:
+    """A connection on which an answer has begun."""
+    connection = http.client.HTTPConnection(base.removeprefix("http://"), timeout=10)
+    connection.request("POST", CHAT, json.dumps({**STREAM, "ignore_eos": True}))
+    assert b"assistant" in connection.getresponse().readline()
+    return connection
+
+
+def test_a_second_signal_ends_the_process_at_once(tmp_path):
+    """128 and its number; clients are still told, and the socket is gone."""
+    path = tmp_path / "socket"
+    with command("model.delay_ms=20", f"server.socket={path}") as (process, base):
+        connection = streaming(base)
+        assert path.exists()
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert process.poll() is None, "the first one lets it finish"
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=20)
+        assert time.monotonic() - began < 10
+        connection.close()
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert "Traceback" not in err and not path.exists()
+
+
+def test_an_end_that_hangs_has_a_bound():
+    """A pass of the model that takes a minute: nothing can be closed before."""
+    late = ("model.delay_ms=60000", "server.shutdown_s=0.2", "server.close_s=0.5")
+    with command(*late) as (process, base):
+        connection = http.client.HTTPConnection(base.removeprefix("http://"), timeout=10)
+        connection.request("POST", CHAT, json.dumps(STREAM))
+        time.sleep(0.5)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=20)
+        assert time.monotonic() - began < 10
+        connection.close()
+    assert process.returncode == 1
+    assert "not closed within 0.7 s" in err
+
+
+def test_the_end_writes_what_is_to_be_saved(tmp_path):
+    disk = ("tier=[ram,disk]", f"tier.disk.path={tmp_path / 'states'}", "tier.disk.reserve_gb=0")
+    log = tmp_path / "log"
+    late = ("stage.spill.debounce_s=600", f"server.log={log}")
+    with command("drafter=none", *disk, *late) as (process, base):
+        connection = http.client.HTTPConnection(base.removeprefix("http://"), timeout=10)
+        body = {"prompt": "word " * 200, "max_tokens": 2}
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        assert connection.getresponse().status == 200
+        assert not list((tmp_path / "states").rglob("*.safetensors"))
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=20)
+        connection.close()
+    assert process.returncode == 0, err
+    assert list((tmp_path / "states").rglob("*.safetensors"))
+    assert json.loads(log.read_text().splitlines()[0])["prompt_tokens"] > 100
+    assert err == ""

@@ -129,28 +129,6 @@ def test_leaving_disturbs_no_neighbour(engine, served, client, script):
         assert "".join(c.choices[0].delta.content or "" for c in chunks) == "a" * 30
 
 
-def test_one_line_in_the_log_for_each_answer(engine, served, client, caplog, script):
-    caplog.set_level("INFO", "headrace.server")
-    engine.plan = lambda _: [Accepted(1), 30.0]
-    with posted(served[1], ASK):
-        script.eventually(lambda: engine.active == 1)
-    script.eventually(lambda: engine.active == 0)
-    script.eventually(lambda: caplog.records)
-    engine.plan = script.greeting
-    client.chat.completions.create(**ASK)
-    script.eventually(lambda: len(caplog.records) > 1)
-    lines = [record.getMessage() for record in caplog.records]
-    assert [line.split(" ", 1)[1].split(":")[0] for line in lines] == ["client gone", "stop"]
-
-
-def test_the_log_counts_what_a_cut_answer_gave(engine, raw, caplog, script):
-    caplog.set_level("INFO", "headrace.server")
-    pieces = [step for _ in range(3) for step in (Delta("ab", (1, 2)), 0.01)]
-    engine.plan = lambda _: [Accepted(1), *pieces, Failed(ClosedError("stopping"))]
-    raw.events(CHAT, {**ASK, "stream": True})
-    script.eventually(lambda: " failed: 6 tokens" in caplog.text)
-
-
 @pytest.mark.parametrize(
     ("error", "kind", "told"),
     [
