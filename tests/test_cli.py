@@ -28,7 +28,7 @@ def cli(capsys):
 
 
 def test_check(cli):
-    assert cli("check", "fake") == (0, "ok: 12 stages, 13 parts\n", "")
+    assert cli("check", "fake") == (0, "ok: 13 stages, 13 parts\n", "")
 
 
 def test_check_names_all_faults(cli):
@@ -244,7 +244,7 @@ def test_doctor():
 
 def test_as_a_module():
     done = _python("-m", "pipeline", "check", "fake")
-    assert (done.returncode, done.stdout) == (0, "ok: 12 stages, 13 parts\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "ok: 13 stages, 13 parts\n"), done.stderr
 
 
 def test_what_check_put_off_still_works():
@@ -254,7 +254,7 @@ def test_what_check_put_off_still_works():
         "assert main(['generate', 'fake', '--prompt', 'x', '--max-tokens', '3']) == 0\n"
     )
     done = _python("-W", "ignore", "-c", code)
-    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "ok: 12 stages, 13 parts"), (
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "ok: 13 stages, 13 parts"), (
         done.stderr
     )
 
