@@ -92,6 +92,20 @@ def test_a_wrong_token_is_a_failing_cell(heads, tmp_path, monkeypatch):
     assert found.note == "warm: request 1 differs from plain at token 3"
 
 
+def test_a_cell_that_throws_has_one_outcome_a_number_of_rows(heads, tmp_path, monkeypatch):
+    run_rows = Trial.run
+
+    def thrown(self, rows):
+        if rows == 4:
+            raise TimeoutError("no event came")
+        return run_rows(self, rows)
+
+    monkeypatch.setattr(Trial, "run", thrown)
+    one, four = Worker(tmp_path, heads, run.COVERED).run([Cell("suffix", "native", "llama")])
+    assert (one.rows, one.outcome) == (1, "works")
+    assert (four.rows, four.outcome, four.note) == (4, "fails", "no event came")
+
+
 def test_what_a_cell_cannot_be_is_said(heads, tmp_path):
     (found,) = Worker(tmp_path, heads).run([Cell("mtp", "native", "llama", rows=(1,))])
     assert found.outcome == "refused"
