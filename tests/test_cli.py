@@ -78,13 +78,16 @@ def test_help(cli, verb):
     code, out, _ = cli(verb, "--help")
     assert code == 0
     assert f"headrace {verb}" in out
+    assert ("RECIPE is a name" in out) == ("key=value" in out), (
+        "of what it takes, and of nothing else"
+    )
 
 
 def test_help_of_all(cli):
     for words in ([], ["--help"]):
         code, out, _ = cli(*words)
         assert code == 0
-        assert all(f"  {verb}" in out for verb in VERBS)
+        assert all(f"  {verb} " in out for verb in VERBS)
 
 
 def test_list(cli):

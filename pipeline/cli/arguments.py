@@ -56,11 +56,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         hint = nearest(name, VERBS) or f"Verbs: {', '.join(VERBS)}."
         raise UsageError(f"no such verb: '{name}'. {hint} Try: headrace --help")
     verb = importlib.import_module(f"pipeline.cli.{name}_verb")
-    inner = _Parser(
-        prog=f"headrace {name}", description=VERBS[name], epilog=EPILOG, allow_abbrev=False
-    )
+    inner = _Parser(prog=f"headrace {name}", description=VERBS[name], allow_abbrev=False)
     inner.add_argument("--traceback", action="store_true", help="show where an error happened")
     verb.add_arguments(inner)
+    inner.epilog = EPILOG if any(a.dest == "overrides" for a in inner._actions) else None
     args, extra = inner.parse_known_args(rest)
     _adopt(inner, args, extra)
     args.verb = verb
@@ -68,7 +67,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _top() -> _Parser:
-    lines = "\n".join(f"  {name:<10}{what}" for name, what in VERBS.items())
+    lines = "\n".join(f"  {name:<13}{what}" for name, what in VERBS.items())
     parser = _Parser(
         prog="headrace",
         usage="headrace VERB [RECIPE] [key=value …] [options]",

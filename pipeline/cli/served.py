@@ -106,11 +106,13 @@ def isolated(served: Recipe | Locked) -> bool:
 
 
 def _begin(built: Pipeline) -> None:
-    """What is wrong with files is said before a model is loaded."""
+    """What is wrong with files, or taken by others, is said before a model is loaded."""
     settings = built.settings["server"]
     settings.read_files()
     journal.begin(settings.log)
     print(summary(built), flush=True)
+    if not settings.isolate:  # there it is another process that listens, maybe for a while already
+        settings.try_listening()
 
 
 def summary(built: Pipeline) -> str:

@@ -39,6 +39,16 @@ ANTHROPIC = MappingProxyType(
         503: "overloaded_error",
     }
 )
+NOWHERE = MappingProxyType(
+    {
+        404: (
+            "not_found",
+            "No such address. The base URL of OpenAI's clients ends in /v1, that of Anthropic's does not; "
+            "GET /openapi.json lists every address.",
+        ),
+        405: ("method_not_allowed", "This address takes other methods: `Allow` names them."),
+    }
+)
 
 
 class ClientGone(Exception):
@@ -109,8 +119,8 @@ def describe(error: BaseException) -> Fault:
 
 def _http_fault(error: HTTPException) -> Fault:
     headers = dict(error.headers or {})
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    return Fault(error.status_code, error.detail, INVALID, None, code, headers)
+    code, message = NOWHERE.get(error.status_code, (None, error.detail))
+    return Fault(error.status_code, message, INVALID, None, code, headers)
 
 
 async def reply(request: Request, error: Exception) -> Response:

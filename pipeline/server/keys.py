@@ -16,12 +16,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.catalog import load_yaml, read_yaml
-from pipeline.errors import ConfigError, Problem
+from pipeline.catalog import read_yaml
+from pipeline.errors import ConfigError, Problem, nearest
 
 WHERE = "server.keys"
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")  # also a folder's name
-HINT = "Make one: headrace key NAME"
+HINT = "Make a key and its line: headrace key NAME"
 
 
 class Key(BaseModel):
@@ -73,10 +73,17 @@ def read_keys(source: str) -> Keyring:
 def _content(source: str) -> Any:
     variable = source.removeprefix("env:")
     if variable == source:
-        return load_yaml(Path(source).expanduser())
+        return read_yaml(_text(source), f"{WHERE} {source}")
     if not (text := os.environ.get(variable)):
         raise ConfigError([Problem(WHERE, f"the environment has no {variable}.", HINT)])
-    return read_yaml(text, source)
+    return read_yaml(text, f"{WHERE} {source}")
+
+
+def _text(file: str) -> str:
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([Problem(WHERE, f"{file} cannot be read: {error}.", HINT)]) from None
 
 
 def _read(name: Any, entry: Any) -> Key | list[Problem]:
@@ -87,10 +94,24 @@ def _read(name: Any, entry: Any) -> Key | list[Problem]:
         return Key.model_validate(entry)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False)
-    return [
-        Problem(".".join([f"{WHERE} {name}", *map(str, fault["loc"])]), f"{fault['msg']}.")
-        for fault in faults
-    ]
+    return [_problem(f"{WHERE} {name}", *map(str, fault["loc"]), said=fault) for fault in faults]
+
+
+def _problem(where: str, *place: str, said: Mapping[str, Any]) -> Problem:
+    """What pydantic says of an entry, in words for whoever wrote the file. Repeats no value: it may be a key."""
+    where = ".".join([where, *place])
+    match said["type"]:
+        case "extra_forbidden":
+            fields = list(Key.model_fields)
+            hint = " ".join(
+                filter(None, [nearest(place[-1], fields), f"It takes: {', '.join(fields)}."])
+            )
+            return Problem(where, f"a key takes no {place[-1]!r}.", hint)
+        case "missing" | "string_pattern_mismatch":
+            return Problem(where, "wants the 64 digits of the key's SHA-256.", HINT)
+        case "model_type":
+            return Problem(where, "wants {sha256: …}, never the key itself.", HINT)
+    return Problem(where, f"{said['msg']}.")
 
 
 def _twice(keys: Mapping[str, Key]) -> Iterator[Problem]:

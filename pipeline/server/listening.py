@@ -12,18 +12,32 @@ from pathlib import Path
 from pipeline.errors import OpenError
 
 BACKLOG = 128
+OTHER_PORT = "Try: server.port=0"
+OTHER_SOCKET = "Try another server.socket, in a folder of your own"
 
 
 @contextlib.contextmanager
 def listening(host: str, port: int, path: str | None) -> Iterator[list[socket.socket]]:
     """Bound sockets, the port's first. OpenError says why one cannot be had."""
     with contextlib.ExitStack() as stack:
-        with _explained(f"{host}:{port}", "Try: server.port=0"):
+        with _explained(f"{host}:{port}", OTHER_PORT):
             listeners = [stack.enter_context(_tcp(host, port))]
+            listeners[0].listen(BACKLOG)
         if path is not None:
-            with _explained(path, "Try another server.socket, in a folder of your own"):
+            with _explained(path, OTHER_SOCKET):
                 listeners.append(stack.enter_context(_unix(Path(path).expanduser())))
         yield listeners
+
+
+def refuse_taken(host: str, port: int, path: str | None) -> None:
+    """OpenError as from `listening`, without listening: nobody is let in who could not be served yet."""
+    with _explained(f"{host}:{port}", OTHER_PORT):
+        _tcp(host, port).close()
+    if path is not None:
+        with _explained(path, OTHER_SOCKET):
+            place = Path(path).expanduser()
+            place.parent.stat()
+            _refuse_what_is_not_stale(place)
 
 
 @contextlib.contextmanager
@@ -40,13 +54,13 @@ def url(listener: socket.socket) -> str:
 
 
 def _tcp(host: str, port: int) -> socket.socket:
+    """Bound, and not listening yet."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol left open asyncio would not switch Nagle's delay off: 40 ms a reply.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(BACKLOG)
     except BaseException:
         listener.close()
         raise

@@ -79,6 +79,12 @@ class ServerSettings:
         """ConfigError for what is wrong with a file: to be had before a model is loaded."""
         _ = self.keyring
 
+    def try_listening(self) -> None:
+        """OpenError if somebody has the port or the socket already: likewise."""
+        from pipeline.server.listening import refuse_taken
+
+        refuse_taken(self.host, self.port, self.socket)
+
     def store(self) -> ResponseStore:
         """A new store of answers, as the settings say."""
         from pipeline.server.store import ResponseStore

@@ -305,6 +305,7 @@ def test_wrong_addresses(engine, raw, method, path, status):
     assert got == status
     assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
     assert ("allow" in headers) == (status == 405)
+    assert ("/v1" in json.loads(body)["error"]["message"]) == (status == 404), "says what to type"
 
 
 @pytest.mark.parametrize("stream", [False, True])

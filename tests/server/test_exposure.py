@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from pipeline.cli import main
 from pipeline.errors import ConfigError, OpenError
 from pipeline.server.listening import listening
 from pipeline.server.run import serve_in_thread
@@ -112,6 +113,26 @@ def test_a_stale_socket_is_replaced_and_the_end_removes_it(tmp_path):
             pass
         assert len(listeners) == 2 and path.exists()
     assert os.listdir(tmp_path) == []
+
+
+def test_an_address_that_is_taken_is_said_before_a_model_is_loaded(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("pipeline.cli.served.Engine", None)  # nothing may be opened
+    path, file = str(tmp_path / "socket"), tmp_path / "file"
+    file.write_text("mine")
+    with listening("127.0.0.1", 0, path) as (port, _):
+        taken = port.getsockname()[1]
+        for settings, told in (
+            ([f"server.port={taken}"], "in use. Try: server.port=0"),
+            (["server.port=0", f"server.socket={path}"], "another server"),
+            (["server.port=0", f"server.socket={file}"], "is no socket"),
+            (
+                ["server.port=0", f"server.socket={tmp_path}/none/socket"],
+                "No such file or directory",
+            ),
+        ):
+            assert main(["serve", "fake", *settings]) == 2
+            assert told in capsys.readouterr().err
+    assert file.read_text() == "mine"
 
 
 def test_what_is_not_ours_is_left_alone(tmp_path):

@@ -279,19 +279,24 @@ def test_everything_wrong_with_a_file_is_said_at_once(tmp_path):
     file.write_text(
         f"alice: {{sha256: {good}, rate: -1, prority: 2}}\nBob: {{sha256: x}}\n"
         f"eve: {{sha256: {'b' * 64}}}\nmal: {{sha256: {'b' * 64}}}\n"
+        "kim: hr-secret\nleo: {sha256: hr-secret}\nmia: {}\n"
     )
     with pytest.raises(ConfigError) as refused:
         read_keys(str(file))
     told = str(refused.value)
     for part in (
         "server.keys alice.rate",
-        "server.keys alice.prority",
+        "server.keys alice.prority: a key takes no 'prority'. Did you mean 'priority'? It takes: sha256,",
+        "server.keys kim: wants {sha256: …}, never the key itself. Make a key and its line: headrace key",
+        "server.keys leo.sha256: wants the 64 digits of the key's SHA-256.",
+        "server.keys mia.sha256: wants the 64 digits",
         "server.keys 'Bob'",
         "same hash as eve",
     ):
         assert part in told
+    assert "hr-secret" not in told
     for source, part in (
-        (str(tmp_path / "none"), "cannot be read"),
+        (str(tmp_path / "none"), "^- server.keys: .*none cannot be read: .* headrace key NAME$"),
         ("env:NO_SUCH", "has no NO_SUCH"),
     ):
         with pytest.raises(ConfigError, match=part):
