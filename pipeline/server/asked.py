@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.server.caller import Caller
 from pipeline.server.errors import invalid
 from pipeline.server.grammars import wanted_grammar
+from pipeline.server.models import adapted
 from pipeline.server.neutral import check_neutral
 from pipeline.server.schema import Body, Common
 from pipeline.server.tools import Toolbox
@@ -38,7 +39,8 @@ class Bounds:
     max_open: int  # requests that run and wait: more choices would be refused for ever
     caller: Caller
     priorities: bool  # whether a request's priority changes anything
-    adapters: Mapping[str, str]  # name of a model with an adapter, as /v1/models lists it -> its id
+    model: str  # as it is served
+    adapters: Sequence[str]  # mounted: /v1/models lists each as one more model
     dialect: Dialect = field(repr=False)
 
 
@@ -61,9 +63,15 @@ def base_request(body: Common, name: str, bounds: Bounds) -> Request:
 def wanted_adapter(
     adapter: tuple[str, ...] | None, model: str | None, bounds: Bounds
 ) -> tuple[str, ...] | None:
-    """What the body names, else what its model's name stands for; None: neither says anything."""
-    named = bounds.adapters.get(model or "")
-    return (named,) if adapter is None and named else adapter
+    """What the body names, else what its model's name stands for; None: neither says anything. RequestError
+    for a name whose adapter is gone: the model without it would be another one than was asked for."""
+    own, model = adapted(bounds.model, ""), model or ""
+    if adapter is not None or not bounds.adapters or not model.startswith(own):
+        return adapter
+    if (named := model.removeprefix(own)) not in bounds.adapters:
+        what = "no such adapter is mounted; GET /v1/models lists those that are."
+        raise invalid(f"model: {what}", "model", "adapter_not_found")
+    return (named,)
 
 
 def _sampling(body: Common, bounds: Bounds) -> Sampling:

@@ -14,7 +14,6 @@ from pipeline.server.caller import caller
 from pipeline.server.contract import ServedEngine
 from pipeline.server.errors import JSON
 from pipeline.server.metrics import Metrics
-from pipeline.server.models import adapted
 from pipeline.server.neutral import warning
 from pipeline.server.settings import ServerSettings
 from pipeline.server.streaming import EventStream
@@ -74,6 +73,7 @@ def bounds(engine: ServedEngine, settings: ServerSettings, request: Request) -> 
         info["max_open"],
         caller(request),
         info["priorities"],
-        {adapted(info["name"], name): name for name in info["adapters"]},
+        info["name"],
+        info["adapters"],
         engine.tokenizer.dialect,
     )

@@ -31,7 +31,8 @@ ASKED = [
     ({"adapter": ["poet", "sql"]}, ("poet", "sql")),
     ({"model": "fake/one:sql"}, ("sql",)),
     ({"model": "fake/one:sql", "adapter": "none"}, ()),
-    ({"model": "fake/one:other"}, None),
+    ({"model": "fake/one:other", "adapter": "poet"}, ("poet",)),
+    ({"model": "other:tag"}, None),
     ({"model": "sql"}, None),
 ]
 
@@ -42,6 +43,13 @@ def test_a_body_names_adapters_by_their_ids(engine, raw, path):
         status, _, reply = raw.post(path, {**FAMILIES[path], **more})
         assert status == 200, (more, reply)
         assert engine.requests[-1].adapter == wanted, more
+
+
+@pytest.mark.parametrize("path", FAMILIES)
+def test_a_model_whose_adapter_is_not_mounted_is_never_answered_without_it(engine, raw, path):
+    status, _, reply = raw.post(path, {**FAMILIES[path], "model": "fake/one:sqll"})
+    assert status == 400 and not engine.requests
+    assert reply["error"]["message"].startswith("model: no such adapter is mounted; GET /v1/models")
 
 
 @pytest.mark.parametrize("path", FAMILIES)
