@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -383,6 +384,32 @@ def test_a_budget_holds_whatever_drafts(monkeypatch):
 def test_a_budget_that_cannot_be_kept_is_refused():
     with serving() as engine, pytest.raises(RequestError, match="reasoning_budget"):
         engine.generate("hi", max_tokens=1, reasoning_budget=5)
+
+
+DEEP = "rules or references may go"
+OPEN = 'r{n}: [((("a" r{m})))]\n'  # in Lark these brackets hold what may be left out, no letters
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("lark", "".join(OPEN.format(n=n, m=n + 1) for n in range(900))),
+        ("lark", "start: %json " + '{"a":' * 5000 + "1" + "}" * 5000),
+        ("json_schema", '{"a":' * 5000 + "1" + "}" * 5000),
+    ],
+)
+def test_depth_that_hides_is_too_much(kind, source):
+    """The first ended the process, the others were a 500."""
+    assert too_much(make_grammar(kind, source, "grammar")).startswith(DEEP)
+
+
+@pytest.mark.parametrize("kind", ["lark", "gbnf"])
+@pytest.mark.parametrize("part", ["[", "/", '"', "[\\", "%json{} ", "a: /x "])
+def test_what_never_closes_is_read_once(kind, part):
+    """Followed to the line's end from each bracket, it held the whole server for hours."""
+    began = time.perf_counter()
+    too_much(make_grammar(kind, part * (1 << 16), "grammar"))
+    assert time.perf_counter() - began < 5
 
 
 def test_schemas_of_real_sizes_are_not_too_much():

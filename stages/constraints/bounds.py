@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from types import MappingProxyType
 from typing import Any
 
 from pipeline.types import Grammar
@@ -18,8 +19,17 @@ PATTERNS = (
     10  # and formats of parts that are joined: by &, allOf, or a reference with more beside it
 )
 TEXTS = ("pattern", "format")
-# of one line: what opens on one and closes on another could hide rules
-_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\]|/(?:\\.|[^/\\\n])+/')
+_LEVELS = f"rules or references may go {LEVELS} levels deep"
+# What is no rule: texts of both, GBNF's sets of letters (in Lark the brackets of what may be left out) and Lark's
+# patterns. Of one line: what opens on one and closes on another could hide rules. What does not close is taken to
+# the line's end, or each of a row of brackets would be followed there again.
+_TEXT = r'"(?:\\.|[^"\\\n])*(?:(")|\\?$)'
+_LITERAL = MappingProxyType(
+    {
+        "gbnf": re.compile(_TEXT + r"|\[(?:\\.|[^\]\\\n])*(?:(\])|\\?$)", re.M),
+        "lark": re.compile(_TEXT + r"|/(?:\\.|[^/\\\n])+(?:(/)|\\?$)", re.M),
+    }
+)
 _SCHEMA = re.compile(r"%json\s*(?={)")
 
 
@@ -29,11 +39,14 @@ def too_much(grammar: Grammar) -> str:
         return f"it may have {SIZE} characters"
     if grammar.kind in ("regex", "choice"):
         return ""  # they refer to nothing, and llguidance counts their brackets
-    rules, schemas = _taken_apart(grammar)
-    rules = _LITERAL.sub("", rules)
+    try:
+        rules, schemas = _taken_apart(grammar)
+    except RecursionError:
+        return _LEVELS
+    rules = _without_literals(rules, grammar.kind)
     heads = rules.count(":") - rules.count("::=")
     if heads * (1 + _brackets(rules)) > LEVELS or any(map(_deep, schemas)):
-        return f"rules or references may go {LEVELS} levels deep"
+        return _LEVELS
     if rules.count("&") > PATTERNS or any(map(_joins_too_much, schemas)):
         return f"parts that are joined may have {PATTERNS} patterns and formats altogether"
     return ""
@@ -43,12 +56,19 @@ def _taken_apart(grammar: Grammar) -> tuple[str, list[Any]]:
     """Rules, and the schemas in them."""
     if grammar.kind == "json_schema":
         return "", [json.loads(grammar.source)]
-    rules, schemas = grammar.source, []
-    while found := _SCHEMA.search(rules):
-        schema, length = json.JSONDecoder().raw_decode(rules[found.end() :])
+    rules, schemas, at = [], [], 0
+    while found := _SCHEMA.search(grammar.source, at):
+        rules.append(grammar.source[at : found.start()])
+        schema, at = json.JSONDecoder().raw_decode(grammar.source, found.end())
         schemas.append(schema)
-        rules = rules[: found.start()] + rules[found.end() + length :]
-    return rules, schemas
+    return "".join([*rules, grammar.source[at:]]), schemas
+
+
+def _without_literals(rules: str, kind: str) -> str:
+    """One that does not close stays, all of its line: what it could be is counted."""
+    if kind not in _LITERAL:
+        return rules
+    return _LITERAL[kind].sub(lambda found: "" if found.lastindex else found[0], rules)
 
 
 def _brackets(text: str) -> int:
