@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Mapping
 
 from pipeline.types import Batch, Depth, Drafter, Proposal, Sequence, Target
+from stages.remember import memory_of
 
 
 class Draft:
@@ -54,7 +55,7 @@ class Draft:
 
     def _propose(self, batch: Batch, depths: list[int]) -> list[Proposal]:
         rows = batch.sequences
-        getattr(batch.draft_rows, "assign", _nobody)([s.namespace for s in rows])
+        getattr(batch.draft_rows, "assign", _nobody)([memory_of(s) for s in rows])
         asked = [s.pending for s in rows], depths, [s.sampler for s in rows]
         found = batch.draft_rows.draft(*asked)
         made = [ids if isinstance(ids, Proposal) else Proposal(ids) for ids in found]

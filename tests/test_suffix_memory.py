@@ -127,6 +127,19 @@ def test_a_memory_too_small_to_help_is_refused(wrong):
         Suffix(remember=wrong)
 
 
+def test_nobody_is_drafted_what_another_client_was_answered():
+    """Who asks for origins sees the drafts that were given up."""
+    asked = {"max_tokens": 40, "ignore_eos": True}
+    with serving(
+        "flow=speculative", "drafter=suffix", "drafter.remember=4096", "tier=none"
+    ) as engine:
+        first, other, again = (
+            engine.generate(prompt_ids(20), client=name, **asked) for name in ("a", "b", "a")
+        )
+    assert first["speculation"] == other["speculation"]
+    assert again["speculation"]["accepted"] > first["speculation"]["accepted"] + 10
+
+
 @pytest.mark.parametrize("drafter", ["suffix", "cascade"])
 def test_a_second_similar_request_accepts_more_and_says_the_same(drafter):
     """The prompts share nothing but their last tokens; the answers, by a peculiar model, do."""
