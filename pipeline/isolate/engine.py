@@ -6,6 +6,7 @@ flight then gets an error, or, where answers are resumable, is asked again and g
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -76,7 +77,7 @@ class IsolatedEngine:
         self._patience = Patience()
         self.adapters = FarMounts(self._ask)
         self._stop = threading.Event()
-        self.leases = FarLeases(self._ask)
+        self.leases = FarLeases(self._ask, lambda: self._state == "open")
         self._thread = threading.Thread(target=self._attend, name="headrace-engine", daemon=True)
 
     # --- life
@@ -155,7 +156,7 @@ class IsolatedEngine:
 
     def stats(self) -> dict[str, Any]:
         """The process's; while there is none, the last that is known of the one before."""
-        if self._up:
+        with contextlib.suppress(ClosedError):
             self._figures = self._ask("stats")
         return {**self._figures, "state": self._state, "isolate": self._isolate()}
 

@@ -10,17 +10,19 @@ from pipeline.errors import ClosedError
 
 
 class FarLeases:
-    """They end with that process: the next one knows nothing of them."""
+    """They end with that process: the next one knows nothing of them. That process does not hear of a drain, so
+    it is here that leases are over then (`lent`)."""
 
-    def __init__(self, ask: Callable[..., Any]):
-        self._ask = ask
+    def __init__(self, ask: Callable[..., Any], lent: Callable[[], bool]):
+        self._ask, self._lent = ask, lent
 
     def take(self, name: str) -> None:
         self._ask("take_lease", name=name)
 
     def state(self, name: str) -> str:
         with contextlib.suppress(ClosedError):
-            return str(self._ask("lease", name=name))
+            if self._lent():
+                return str(self._ask("lease", name=name))
         return "over"
 
     def release(self, name: str) -> None:

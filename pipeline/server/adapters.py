@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,10 +28,12 @@ class MountBody(Body):
 
 @dataclass(frozen=True)
 class AdapterAdmin:
-    """Endpoints below /admin/adapters. Who mounts or unmounts waits for the running answers to end."""
+    """Endpoints below /admin/adapters. Who mounts or unmounts waits for the running answers to end, and for a lease,
+    in a thread: one at a time, or no thread would be left to give the lease back."""
 
     engine: ServedEngine
     settings: ServerSettings
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def routes(self) -> list[Route]:
         return [
@@ -42,7 +44,9 @@ class AdapterAdmin:
 
     async def listed(self, request: Request) -> Response:
         admin_only(request)
-        return JSON({"object": "list", "data": self.engine.adapters.listed()})
+        return JSON(
+            {"object": "list", "data": await asyncio.to_thread(self.engine.adapters.listed)}
+        )
 
     async def mount(self, request: Request) -> Response:
         """Mounted, or 400 with everything that is wrong with it; in the place of what had its id."""
@@ -50,11 +54,13 @@ class AdapterAdmin:
         body = read(MountBody, await read_object(request, self.settings))
         unknown = check_neutral(body.model_extra)
         asked = body.id, body.folder or body.id, body.scale
-        found = await asyncio.to_thread(self.engine.adapters.mount_shelved, *asked)
+        async with self.turn:
+            found = await asyncio.to_thread(self.engine.adapters.mount_shelved, *asked)
         return JSON(found, headers=warning(unknown))
 
     async def unmount(self, request: Request) -> Response:
         """204; 404 for an id that is not mounted, 400 for the default."""
         admin_only(request)
-        await asyncio.to_thread(self.engine.adapters.unmount, request.path_params["name"])
+        async with self.turn:
+            await asyncio.to_thread(self.engine.adapters.unmount, request.path_params["name"])
         return Response(status_code=204)

@@ -22,6 +22,7 @@ from pipeline.server.settings import ServerSettings
 
 _HALF = re.compile("[\ud800-\udfff]")
 DEPTH = 100  # of lists and objects in each other
+_SHOWN = 200  # letters of a place in the body
 _DISCARD_S = 2.0  # how long a too large body may go on arriving before the reply
 
 
@@ -107,6 +108,11 @@ def _shallow(value: Any) -> bool:
     return False
 
 
+def _below(path: str, key: str) -> str:
+    """Never longer than is shown of it: a path of megabytes, made anew for each item, would take hours."""
+    return f"{path}.{key[:_SHOWN]}"[:_SHOWN] if path else key[:_SHOWN]
+
+
 def _scrub(value: Any, path: str) -> Any:
     match value:
         case str():
@@ -115,8 +121,8 @@ def _scrub(value: Any, path: str) -> Any:
             return [_scrub(item, f"{path}[{i}]") for i, item in enumerate(value)]
         case dict():
             clean = ((_HALF.sub("\ufffd", key), item) for key, item in value.items())
-            return {key: _scrub(item, f"{path}.{key}" if path else key) for key, item in clean}
+            return {key: _scrub(item, _below(path, key)) for key, item in clean}
         case _NotFinite():
-            path = path[:200] or "body"
+            path = path[:_SHOWN] or "body"
             raise invalid(f"{path}: must be a finite number.", path, "invalid_type")
     return value

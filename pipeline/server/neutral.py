@@ -124,8 +124,9 @@ def _neutral(value: Any, options: tuple[Any, ...]) -> bool:
 
 def warning(names: Iterable[str]) -> dict[str, str]:
     """The header that lists ignored names: percent-encoded, the first 20, 64 characters each."""
-    listed = [quote(name[:64], safe="[]") for name in names]
+    listed = list(names)
     if not listed:
         return {}
+    said = ", ".join(quote(name[:64], safe="[]") for name in listed[:20])
     more = f" and {len(listed) - 20} more" if len(listed) > 20 else ""
-    return {"warning": f'299 headrace "ignored: {", ".join(listed[:20])}{more}"'}
+    return {"warning": f'299 headrace "ignored: {said}{more}"'}

@@ -60,6 +60,7 @@ _ADAPTER = {
 _OBJECT = {"type": ["object", "null"]}
 _TRIED = re.compile(r"^[A-Z]|[\[(]|^(str|int|float|bool|tagged-union)$")
 _REPORTED = 5  # faults of one body named in the message
+_MOST = 1000  # that are looked at: pydantic takes seconds to tell a million
 
 
 def _read_stop(value: Any) -> list[str]:
@@ -189,6 +190,9 @@ def read(kind: type[B], value: Any, where: str = "") -> B:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
+        if error.error_count() > _MOST:
+            message = f"{where or 'body'}: has {error.error_count()} faults, too many to be named."
+            raise invalid(message, where or None) from None
         faults = error.errors(include_url=False, include_input=False)
     said = list(dict.fromkeys((_path(f["loc"], where), _words(f)) for f in faults))
     message = "; ".join(f"{path}: {text}" for path, text in said[:_REPORTED])

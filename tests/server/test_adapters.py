@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -87,6 +90,31 @@ def test_mounting_is_for_the_operator_and_by_names_on_the_shelf(tmp_path):
         status, told = ask("POST", "/v1/chat/completions", chat)
         assert (status, told["error"]["code"]) == (400, "adapter_not_found")
         assert "Mounted: a." in told["error"]["message"]
+
+
+def test_many_who_mount_leave_a_thread_to_give_the_lease_back(tmp_path):
+    """They wait for its end, each in a thread; its end needs one, too."""
+    folders, socket = written(tmp_path), str(tmp_path / "s")
+    shelf = ("adapters.shelf=" + str(tmp_path), "flow=plain", "drafter=none", "tier=none")
+    settings = ServerSettings(socket=socket)
+    with opened("llama", {"a": folders["a"]}, *shelf) as engine, serve_in_thread(engine, settings):
+        lease = SocketConnection(socket, timeout=20)
+        lease.request("POST", "/admin/lease")
+        reply = lease.getresponse()
+        while b"held" not in reply.readline():
+            pass
+        many = min(32, (os.cpu_count() or 1) + 4) + 2  # asyncio has so many threads but two
+        with ThreadPoolExecutor(many) as pool:
+            mounts = [pool.submit(asked, socket, "POST", "/admin/adapters", {"id": "b"})]
+            mounts += [
+                pool.submit(asked, socket, "DELETE", "/admin/adapters/b") for _ in range(many - 1)
+            ]
+            time.sleep(0.5)
+            assert asked(socket, "GET", "/admin/adapters")[0] == 200
+            reply.close()
+            lease.close()
+            found = [mount.result()[0] for mount in mounts]
+    assert sorted(set(found)) in ([200, 204, 404], [200, 404])
 
 
 def test_mounting_without_adapters_and_by_others(engine, raw):

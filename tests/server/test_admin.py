@@ -153,16 +153,22 @@ def test_leases_of_an_engine_in_another_process(lent, script):
     def ask(call: str, /, **args: str) -> object:
         return calls(engine)[call](**args)
 
-    leases = FarLeases(ask)
+    lent = True
+    leases = FarLeases(ask, lambda: lent)
     leases.take("a")
     script.eventually(lambda: leases.state("a") == "held")
     leases.release("a")
     assert leases.state("a") == "over"
+    leases.take("b")
+    script.eventually(lambda: leases.state("b") == "held")
+    lent = False  # that process does not hear of the drain
+    assert leases.state("b") == "over"
+    leases.release("b")
 
     def ended(*_: object, **__: object) -> None:
         raise ClosedError("the process has ended")
 
-    gone = FarLeases(ended)
+    gone = FarLeases(ended, lambda: True)
     assert gone.state("a") == "over"
     gone.release("a")
 

@@ -201,7 +201,9 @@ def test_bombs_go_off_in_bounded_time(ask, field, value):
     "body",
     [b"[" * 1_000_000, b'{"a":' * 200_000, b"{" + b'"a":1,' * 300_000 + b'"a":1}', b"1" * 1_000_000,
      b'{"messages": ' + b"9" * 100_000 + b"}", b'{"a": "' + b"\\ud800" * 200_000 + b'"}', b"\x00" * 100_000,
-     b'{"seed": 1' + b"0" * 4000 + b"}", json.dumps({"a": json.loads(nested(150, "b"))}).encode()],
+     b'{"seed": 1' + b"0" * 4000 + b"}", json.dumps({"a": json.loads(nested(150, "b"))}).encode(),
+     b'{"messages": [' + b"{}," * 300_000 + b"{}]}",
+     b'{"' + b"k" * 2_000_000 + b'\\ud800": [' + b"1," * 300_000 + b"1]}"],
 )  # fmt: skip
 def test_bodies_that_are_bombs(ask, body):
     status, reply = ask(CHAT, body)
