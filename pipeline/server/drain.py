@@ -79,6 +79,9 @@ class DrainingServer(SignalledServer):
 
     async def main_loop(self) -> None:
         await super().main_loop()
+        log.info(
+            "ending: running answers have %g s; a second signal ends them now", self._shutdown_s
+        )
         until = time.monotonic() + self._shutdown_s
         await self._drain()
         await asyncio.to_thread(self._engine.close)

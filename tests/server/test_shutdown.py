@@ -159,6 +159,7 @@ def test_the_command_ends_with_0_and_without_a_traceback(script):
     assert b"engine_closed" in rest
     assert b"[DONE]" not in rest
     assert "Traceback" not in err
+    assert "ending: running answers have 0.5 s; a second signal ends them now" in err
     (line,) = [json.loads(line) for line in err.splitlines() if CHAT in line]
     assert (line["status"], line["finish_reason"], line["error"]) == (
         200,

@@ -3,6 +3,7 @@ import {bytes, find, make, number, say, share} from "./dom.js";
 import {count, rate, SMOOTH} from "./history.js";
 
 const HEIGHT = 130;
+const STEPS = Array.from({length: 13}, (none, power) => [1, 2, 5].map(step => step * 10 ** power)).flat(); // no halves of requests and bytes
 const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 export class Tiles {
@@ -74,10 +75,10 @@ export class Charts {
     const axis = {stroke: () => colour("--muted"), grid: {stroke: () => colour("--grid"), width: 1}, ticks: {show: false}, font: "11px system-ui"};
     const ago = (plot, splits) => splits.map(at => at >= -0.5 ? "now" : `${-at} s`);
     const plot = new uPlot({
-      width: this.width, height: HEIGHT, cursor: {show: false}, legend: {show: false}, padding: [6, 8, 0, 0],
+      width: this.width, height: HEIGHT, cursor: {show: false}, legend: {show: false}, padding: [6, 14, 0, 0],
       scales: {x: {time: false, range: () => [-this.seconds, 0]}, y: {range: (plot, low, high) => [0, Math.max(1, 1.1 * high)]}},
       series: [{}, ...series],
-      axes: [{...axis, values: ago, incrs: [30], size: 22}, {...axis, values: (plot, splits) => splits.map(format), size: 52}],
+      axes: [{...axis, values: ago, incrs: [30], size: 22}, {...axis, values: (plot, splits) => splits.map(format), incrs: STEPS, size: 52}],
     }, [[], ...names.map(() => [])], panel.body);
     plot.root.setAttribute("aria-hidden", "true"); // the caption says the figure
     return {...panel, plot, format, names};
