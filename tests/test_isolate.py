@@ -418,3 +418,12 @@ def test_a_full_queue_and_a_client_that_leaves():
         assert len(staying.ended().text) == 20
         until(lambda: engine.stats()["rows"]["open_requests"] == 0)
         assert engine.stats()["counts"]["requests_cancelled"] == 1
+
+
+def test_what_cannot_cross_is_its_caller_s_error_and_nobody_else_s():
+    with isolated() as engine:
+        with pytest.raises(ValueError, match="surrogates"):
+            engine.submit(Request("x", text="\ud800"), lambda event: None)
+        with pytest.raises(ValueError, match="surrogates"):
+            engine.tokenizer.encode("\ud800")
+        assert engine.tokenizer.encode("a") and not engine._flights and not engine._calls

@@ -126,7 +126,11 @@ class IsolatedEngine:
                 raise self._closed()
             number = next(self._numbers)
             self._flights[number] = flight
-            self._say(Submit(number, request))
+            try:
+                self._say(Submit(number, request))
+            except ValueError:
+                del self._flights[number]
+                raise
         return FarTicket(flight, partial(self._cancel, number))
 
     def _cancel(self, number: int) -> None:
@@ -193,8 +197,9 @@ class IsolatedEngine:
                 raise self._closed()
             number = next(self._numbers)
             self._calls[number] = future
-            self._say(Call(number, name, args))
         try:
+            with self._lock:
+                self._say(Call(number, name, args))
             return future.result(within_s)
         except TimeoutError:
             raise ClosedError(f"The engine has not answered within {within_s:g} s.") from None
@@ -203,7 +208,7 @@ class IsolatedEngine:
 
     def _say(self, message: Any) -> None:
         if self._process is not None:
-            self._process.line.say(message)
+            self._process.line.say(self._process.line.said(message))
 
     def _closed(self) -> ClosedError:
         if self._state == "restarting":

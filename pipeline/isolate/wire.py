@@ -113,7 +113,9 @@ News = Opened | Refused | Told | Spelled | Reply
 
 
 class Line:
-    """One end of the connection. `say` never waits: a thread writes. `heard` ends when the other side does."""
+    """One end of the connection. `say` never waits: a thread writes. Who says what may have no JSON (what a
+    client has sent) gives `said` of it, and has the error, if there is one, to himself. `heard` ends when the other
+    side does."""
 
     def __init__(self, end: socket.socket, reads: Any):
         config = ConfigDict(ser_json_inf_nan="constants")  # a log-probability may be minus infinity
@@ -128,6 +130,10 @@ class Line:
     def say(self, *messages: Any) -> None:
         for message in messages:
             self._waiting.put(message)
+
+    def said(self, message: Any) -> bytes:
+        """As it is written. ValueError for what has no JSON: half a surrogate, say."""
+        return self._writes.dump_json(message, warnings=False) + b"\n"
 
     def heard(self) -> Iterator[Any]:
         try:
@@ -156,4 +162,4 @@ class Line:
                 return  # nobody reads any more
 
     def _encoded(self, messages: Iterable[Any]) -> bytes:
-        return b"".join(self._writes.dump_json(m, warnings=False) + b"\n" for m in messages)
+        return b"".join(m if isinstance(m, bytes) else self.said(m) for m in messages)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
 
+from pipeline.server.body import parse_object
 from pipeline.server.errors import invalid
 from pipeline.server.schema import Body, read
 
@@ -81,8 +81,8 @@ def _message(message: Message, where: str) -> Plain:
 def call_for_template(call_id: str | None, function: CalledFunction) -> Plain:
     """Templates want the arguments as an object; what is none stays text."""
     try:
-        arguments = json.loads(function.arguments or "{}")
-    except (ValueError, RecursionError):
+        arguments: Any = parse_object((function.arguments or "{}").encode())
+    except ValueError:
         arguments = function.arguments
     called = {"name": function.name, "arguments": arguments}
     return {**({"id": call_id} if call_id else {}), "type": "function", "function": called}

@@ -272,6 +272,22 @@ def test_half_surrogates_become_replacement_marks(engine, raw):
     refused(raw, CHAT, b'{"messages": [{"role": "\\ud800", "content": ""}]}', "messages[0].role")
 
 
+@pytest.mark.parametrize("inside", [r'"\ud800"', "NaN", "[" * 500 + "]" * 500])
+def test_a_call_s_arguments_are_as_clean_as_the_body_they_came_in(engine, raw, inside):
+    call = {
+        "id": "x",
+        "type": "function",
+        "function": {"name": "f", "arguments": f'{{"a": {inside}}}'},
+    }
+    assert (
+        raw.post(CHAT, {"messages": [*HI, {"role": "assistant", "tool_calls": [call]}, *HI]})[0]
+        == 200
+    )
+    (known,) = engine.requests[-1].messages[1]["tool_calls"]
+    text = call["function"]["arguments"]  # what is no JSON of ours stays text
+    assert known["function"]["arguments"] == ({"a": "\ufffd"} if "ud800" in inside else text)
+
+
 def test_content_type_does_not_matter(engine, raw):
     body = json.dumps({"messages": HI}).encode()
     for kind in ("text/plain", "application/x-www-form-urlencoded", "application/json; charset=x"):
