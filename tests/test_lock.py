@@ -14,8 +14,10 @@ import pytest
 from pipeline.catalog import dump_yaml, load_yaml
 from pipeline.cli import main
 from pipeline.lab.lock import file
+from pipeline.lab.lock.drift import Difference
 from pipeline.lab.lock.file import sealed
 from pipeline.lab.lock.secrets import HIDDEN, storable, typed
+from pipeline.server.keys import make_key
 from stages.models.tiny import Tiny
 
 ROOT = Path(__file__).parents[1]
@@ -124,6 +126,19 @@ def test_one_byte_of_the_weights(cli, lock, home, tmp_path):
     assert "- artifacts.model.model.safetensors: " in err and "Bring it back as it was" in err
 
 
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("model.weights", "model.path"),
+        ("adapters.a/weights", "adapters.folders"),
+        ("kv.map.json", "kv.map"),
+    ],
+)
+def test_where_a_file_is_now_is_said_by_a_setting_that_there_is(name, setting):
+    told = str(Difference(f"artifacts.{name}", "this", "that"))
+    assert f"say where it is now: {setting}=… --allow-drift config.{setting})" in told
+
+
 def test_a_file_that_is_missing_and_one_that_is_new(cli, lock, home, tmp_path):
     shutil.copytree(home / "model", tmp_path / "model")
     (tmp_path / "model" / "generation_config.json").unlink()
@@ -223,7 +238,12 @@ def test_edited_and_cut_short(cli, lock, tmp_path):
     assert "Was it cut short? Copy it" in cli("serve", path)[2]
     path.write_text(text + "extra: 1\nprobs: 2\n")
     err = cli("serve", path)[2]
-    assert "extra: a lock has no such section." in err and "Did you mean 'probes'?" in err
+    assert "extra: a lock has no such section. A lock is not edited" in err
+    assert "Did you mean 'probes'?" in err
+    path.write_text(text.replace("seals: {", "seals: {spare.part: abc, other: abc, "))
+    err = cli("serve", path)[2]
+    assert "spare.part: was edited after the lock was made. It now says nothing." in err
+    assert "other: was edited" in err
     path.write_text(text.replace("lock: 1\n", "lock: 7\n"))
     assert "has the layout 7; this version of headrace reads 1." in cli("diff", path, lock)[2]
     path.write_text("[]")
@@ -287,6 +307,9 @@ def test_what_is_taken_for_a_secret():
         "key": "${oc.env:KEY}", "place": "${oc.env:P,here}", "api_key": HIDDEN, "max_tokens": 3, "keys": "affine",
     }  # fmt: skip
     assert (found["url"], found["list"]) == (HIDDEN, [HIDDEN, "plain"])
+    own, _ = make_key()
+    hidden = {"keys": own, "endpoint": "https://host/v1/traces?team=a&api-key=b"}
+    assert storable(hidden, {}) == dict.fromkeys(hidden, HIDDEN)
     assert typed(["server.token=abc", "depth.max=3"]) == ["server.token=???", "depth.max=3"]
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
+import time
 
 import pytest
 from support import serving, together
@@ -10,11 +14,13 @@ from support import serving, together
 from pipeline.cli import main
 from pipeline.errors import ConfigError
 from pipeline.lab.comparison import compare, same_answers, warm_up
+from pipeline.lab.contestants import Contestant
 from pipeline.lab.driving import Pass, less
 from pipeline.lab.metrics import METRICS, figures, percentile, totals
 from pipeline.lab.sides import Checked, against
 from pipeline.lab.sse import Reply
 from pipeline.lab.workload import Workload
+from stages.device import Device
 
 
 def reply(text="a b", times=(1.0, 1.5, 2.5), tokens=6, left=False):
@@ -150,6 +156,8 @@ def test_bench_measures_two_recipes_by_turns_and_writes_what_it_found(tmp_path, 
         "workload=mixed",
         "workload.rate=null",
         "workload.requests=4",
+        "server.host=0.0.0.0",  # it is measured without keys, on 127.0.0.1
+        f"server.keys={tmp_path / 'keys.yaml'}",
     ]
     other = "fake model.layers=2 drafter=none"
     code = main([*words, "--against", other, "--repeats", "2", "--out", str(out)])
@@ -160,6 +168,10 @@ def test_bench_measures_two_recipes_by_turns_and_writes_what_it_found(tmp_path, 
     assert found["repeats"] == 2 and found["versions"]["headrace"]
     assert ours["choices"]["drafter"] == "random" and theirs["choices"]["drafter"] == "none"
     assert ours["config"]["model"]["layers"] == 2
+    device = Device()
+    device.open()
+    told = device.describe()
+    assert ours["blas"] == theirs["blas"] == f"{told['blas']} {told['kernels']}".strip()
     for name in (
         "tokens_per_s",
         "ttft_ms",
@@ -177,6 +189,23 @@ def test_bench_measures_two_recipes_by_turns_and_writes_what_it_found(tmp_path, 
     again = main([*words, "--out", str(out)])
     assert again == 2
     assert f"{out} holds results already. Choose another (--out FOLDER)" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read on Linux only")
+def test_the_memory_of_a_servers_children_is_counted():
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', {0!r}])"
+    child = "x = b'1' * 100_000_000; import time; time.sleep(60)"
+    one = Contestant("parent", ["-c", code.format(child)], 1)
+    one.start()
+    try:
+        until = time.monotonic() + 30
+        while (one.peak_bytes() or 0) < 100e6 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert (one.peak_bytes() or 0) > 100e6
+    finally:
+        for place in one._processes()[1:]:
+            os.kill(int(place.name), signal.SIGKILL)
+        one.stop()
 
 
 def test_bench_leaves_nothing_where_the_server_does_not_start(tmp_path, capsys):

@@ -176,8 +176,11 @@ def test_what_changes_a_result_makes_another_point(tmp_path):
         run(other, folder, runner)
         assert len(runner.asked) == 2
     runner = Runner()
-    run(read("depth.max=1,2", "server.port=9999"), folder, runner)
+    run(read("depth.max=1,2", "server.port=9999", "server.keys=mine.yaml"), folder, runner)
     assert runner.asked == []
+    runner = Runner()  # a round has more to do
+    run(read("server.isolate=false,true", "telemetry.recount=false,true"), folder, runner)
+    assert len(runner.asked) == 4
 
 
 def test_a_failed_point_is_a_row_and_is_tried_again(tmp_path):

@@ -79,7 +79,7 @@ def result(
 
 
 def _contestant(side: Side, passes: Sequence[Pass]) -> dict[str, Any]:
-    """Choices and configuration are null for a rival."""
+    """Choices, configuration and BLAS are null for a rival."""
     answers = [reply.text for reply in passes[0].replies]
     return {
         "name": side.name,
@@ -87,6 +87,7 @@ def _contestant(side: Side, passes: Sequence[Pass]) -> dict[str, Any]:
         "overrides": list(side.overrides),
         "choices": side.choices,
         "config": side.config,
+        "blas": passes[0].blas or None,
         "figures": figures(passes),
         **totals(passes),
         "answers": answers,

@@ -95,19 +95,21 @@ class Contestant:
 
     def forget_peak(self) -> None:
         """From now on `peak_bytes` is of what follows, without the loading (Linux)."""
-        assert self._process is not None
-        with contextlib.suppress(OSError):
-            Path(f"/proc/{self._process.pid}/clear_refs").write_text("5")
+        for place in self._processes():
+            with contextlib.suppress(OSError):
+                (place / "clear_refs").write_text("5")
 
     def peak_bytes(self) -> int | None:
-        """Most resident memory of the process so far (Linux; None elsewhere)."""
+        """Most resident memory so far, the engine's own process included (Linux; None elsewhere)."""
+        peaks = [_peak(place) for place in self._processes()]
+        return sum(peaks) if any(peaks) else None
+
+    def _processes(self) -> list[Path]:
+        """Folders under /proc of the server and of its children."""
         assert self._process is not None
-        try:
-            lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
-        except OSError:
-            return None
-        found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-        return int(found[0]) * 1024 if found else None
+        own = Path(f"/proc/{self._process.pid}")
+        children = [_text(place) for place in own.glob("task/*/children")]
+        return [own, *(Path("/proc", pid) for line in children for pid in line.split())]
 
     def complete(self, prompt: str, **fields: Any) -> Reply:
         """A raw text completion, greedy unless said otherwise."""
@@ -133,6 +135,19 @@ class Contestant:
     def count(self, text: str) -> int:
         """Tokens of a raw text. Ours only: a request for no tokens does no work."""
         return self.complete(text, max_tokens=0).prompt_tokens
+
+
+def _text(place: Path) -> str:
+    """Empty for what has ended meanwhile."""
+    try:
+        return place.read_text()
+    except OSError:
+        return ""
+
+
+def _peak(process: Path) -> int:
+    lines = _text(process / "status").splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 class Field:

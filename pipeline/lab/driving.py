@@ -26,6 +26,7 @@ class Pass:
     counted: Mapping[str, Any] = field(default_factory=dict)  # of /stats: after, less before
     peak_bytes: int | None = None  # most resident memory; None: not known on this system
     forms: Sequence[bool] = ()  # which answers should have had a form
+    blas: str = ""  # what multiplied, as the server says; empty where it does not say
 
 
 def drive(one: Contestant, arrivals: Sequence[Arrival], clients: int) -> Pass:
@@ -43,7 +44,8 @@ def drive(one: Contestant, arrivals: Sequence[Arrival], clients: int) -> Pass:
         replies = list(pool.map(ask, arrivals))
     seconds = time.perf_counter() - began
     forms = [arrival.request.grammar is not None for arrival in arrivals]
-    return Pass(replies, seconds, less(stats(one), before), one.peak_bytes(), forms)
+    counted, peak = less(stats(one), before), one.peak_bytes()
+    return Pass(replies, seconds, counted, peak, forms, one.blas())
 
 
 def body(request: Request) -> tuple[str, dict[str, Any]]:

@@ -77,6 +77,7 @@ def as_html(experiment: Experiment, rows: Sequence[Row], about: Mapping[str, Any
         rows=rows,
         good=good,
         machine=good[0].result["machine"] if good else {},
+        blas=good[0].contestant.get("blas") if good else None,
         best=list(best(experiment, good)),
         sections=[(title, list(made)) for title, made in _sections(experiment, good)],
         metrics=[(name, heading(name)) for name in experiment.metrics],

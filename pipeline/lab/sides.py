@@ -19,6 +19,8 @@ from pipeline.lab.workload import Workload
 from pipeline.plan import plan
 
 RIVALS: Mapping[str, str] = {"mlx_lm": "shipped", "mlx_lm_blas": "ours"}  # name -> its BLAS
+# A measured server is asked here, without a key, and logs to us, whatever its recipe says.
+PLACE = {"host": "127.0.0.1", "socket": "null", "keys": "null", "log": "null"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Checked:
     def side(self, name: str, folder: Path, threads: int) -> Side:
         """What it writes to a disk tier goes to `folder`, unless the recipe says where: a measurement
         finds no state of an earlier one, and leaves none."""
-        own = [*self.overrides]
+        own = [*self.overrides, *(f"server.{name}={value}" for name, value in PLACE.items())]
         disk = (self.config.get("tier") or {}).get("disk")
         if disk is not None and disk.get("path") is None:
             own.append(f"tier.disk.path={folder / name}")

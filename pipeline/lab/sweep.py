@@ -17,11 +17,10 @@ from pipeline.lab.folder import own, sweep_leftovers, write
 from pipeline.lab.jobs import FAILED, OK, Job
 from pipeline.lab.metrics import METRICS
 from pipeline.lab.runners import Runner
-from pipeline.lab.sides import Checked
+from pipeline.lab.sides import PLACE, Checked
 from pipeline.lab.table import machine
 
 ON_DISK = ("model", "draft_model", "drafter", "kv", "adapters")  # groups whose files make a result
-ELSEWHERE = ("server", "telemetry")  # groups that change no figure
 SOURCES, NO_STAGE = (".py", ".c", ".h", ".so"), ("pipeline/lab/", "pipeline/cli/")
 FACTS = ("system", "cpu", "cores", "packages")  # of the machine, that make another point of it
 
@@ -163,10 +162,11 @@ def code() -> str:
 
 def identify(job: Job, checked: Checked, facts: Mapping[str, Any]) -> str:
     """The content address of a point: another digest is another measurement."""
-    config = {key: value for key, value in checked.config.items() if key not in ELSEWHERE}
+    server = checked.config["server"]
+    asked = {name: value for name, value in server.items() if name not in (*PLACE, "port")}
     return digest(
         {
-            "config": config,
+            "config": {**checked.config, "server": asked},
             "allow": list(job.allow),
             "threads": checked.threads,
             "repeats": job.repeats,

@@ -14,12 +14,13 @@ MEND = {
     "config": "Leave it as it was locked, or allow it: --allow-drift {name}",
     "graph": "The stages' own code has changed: install headrace as it was, or lock the recipe again.",
     "code": "Install headrace as it was, or lock the recipe again.",
-    "artifacts": "Bring it back as it was (or say where it is now: {group}.path=… --allow-drift "
-    "config.{group}.path), or lock the recipe again.",
+    "artifacts": "Bring it back as it was (or say where it is now: {place}=… --allow-drift "
+    "config.{place}), or lock the recipe again.",
     "model": "Tokenizer, template or weights are not what was tested: lock the recipe again.",
     "packages": "pip install {package}=={locked}, or allow it: --allow-drift packages",
     "platform": "On another machine on purpose? --allow-drift platform, and then headrace replay",
 }
+PLACES = {"adapters": "adapters.folders", "kv": "kv.map"}  # of files; elsewhere it is `path`
 ABSENT = "nothing"
 
 
@@ -47,7 +48,9 @@ class Difference:
 
     def __str__(self) -> str:
         package = self.name.partition(".")[2]
-        words = {"name": self.name, "package": package, "group": package.partition(".")[0]}
+        group = package.partition(".")[0]
+        place = PLACES.get(group, f"{group}.path")
+        words = {"name": self.name, "package": package, "place": place}
         hint = MEND[self.section].format(**words, locked=self.locked)
         if self.section == "packages" and self.locked == ABSENT:
             hint = f"pip uninstall {package}, or allow it: --allow-drift packages"

@@ -125,7 +125,8 @@ def _problem(path: Path, what: str, hint: str) -> ConfigError:
 def _unknown(path: Path, found: Mapping[str, Any]) -> Iterator[Problem]:
     for key in found:
         if key not in NAMES:
-            yield Problem(f"{path} {key}", "a lock has no such section.", nearest(str(key), NAMES))
+            hint = f"{nearest(str(key), NAMES)} {AGAIN}".strip()
+            yield Problem(f"{path} {key}", "a lock has no such section.", hint)
 
 
 def _missing(path: Path, found: Mapping[str, Any]) -> Iterator[Problem]:
@@ -157,4 +158,5 @@ def _edited(path: Path, found: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _value(found: Mapping[str, Any], name: str) -> Any:
     section, _, group = name.partition(".")
-    return found[section].get(group, "nothing") if group else found[section]
+    value = found.get(section, "nothing")
+    return value.get(group, "nothing") if group and isinstance(value, Mapping) else value

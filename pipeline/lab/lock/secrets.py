@@ -19,8 +19,9 @@ DEFAULT = re.compile(r"(\$\{oc\.env:\w+),[^}]*\}")
 ENVIRONMENT = "environment "
 NAMED = re.compile(r"(^|_)(api_?key|key|secret|token|password|passwd|credentials?|auth)$", re.I)
 SHAPED = re.compile(
-    r"\b(sk|pk|rk)-[\w-]{12,}|\bhf_\w{12,}|\bgh[pousr]_\w{20,}|\bAKIA[0-9A-Z]{12,}|"
-    r"://[^/\s:@]+:[^/\s@]+@|\bBearer\s+\S{8,}|-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"\b(sk|pk|rk|hr)-[\w-]{12,}|\bhf_\w{12,}|\bgh[pousr]_\w{20,}|\bAKIA[0-9A-Z]{12,}|"
+    r"://[^/\s:@]+:[^/\s@]+@|[?&][\w-]*(key|token|secret|password|auth)=[^&\s]|"
+    r"\bBearer\s+\S{8,}|-----BEGIN [A-Z ]*PRIVATE KEY"
 )
 
 
