@@ -95,6 +95,7 @@ def test_it_needs_nothing_from_elsewhere_and_says_what_was_asked():
     for row in lab_rows.rows():
         assert all(line in html for line in repeat(lab_rows.experiment(), row))
     assert "1 failed" in html and "heads of 16 have no 64" in html
+    assert "1 BLAS thread of extension+scipy-openblas32 avx2." in html
     assert "long_prompt: best tokens a second in all: native, 33.0/s" in html
 
 
