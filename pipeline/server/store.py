@@ -43,11 +43,13 @@ class ResponseStore:
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._find()
+            self._forget_old()
 
     def put(self, owner: str, name: str, record: dict[str, Any]) -> None:
         """One that is larger than all the room is not kept, nor one that the disk does not take."""
         assert ID.fullmatch(name)
         data = dump(record)
+        self._forget_old()
         self.delete(owner, name)
         if len(data) > self._max_bytes:
             return
@@ -87,6 +89,11 @@ class ResponseStore:
                 self._file((owner, name)).unlink()
         return True
 
+    def _forget_old(self) -> None:
+        now = time.time()
+        for place in [place for place, kept in self._kept.items() if kept.expires <= now]:
+            self.delete(*place)
+
     def _make_room(self) -> None:
         while self._bytes > self._max_bytes:
             self.delete(*next(iter(self._kept)))
@@ -107,7 +114,8 @@ class ResponseStore:
         if place[0]:
             file.parent.mkdir(exist_ok=True, mode=0o700)
         unfinished = file.with_suffix(".new")
-        unfinished.write_bytes(data)
+        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as new:
+            new.write(data)
         os.replace(unfinished, file)
 
     def _find(self) -> None:

@@ -318,3 +318,17 @@ def test_a_token_in_two_pieces_is_told_once():
     shown.hear([TokenLogprob(0, -1.0), TokenLogprob(1, -2.0)])
     told = [[entry["token"] for entry in shown.take(piece)] for piece in ("a", "bc", "d")]
     assert told == [["ab"], ["cd"], []]
+
+
+def test_what_is_forgotten_is_not_left_on_disk_and_what_is_kept_is_nobody_else_s(tmp_path):
+    tmp_path.chmod(0o755)
+    old, new = ("resp_" + letter * 32 for letter in "ab")
+    store = ResponseStore(ttl_s=0.05, max_bytes=1 << 20, folder=str(tmp_path))
+    store.put("", old, {})
+    time.sleep(0.1)
+    store.put("", new, {})
+    assert [file.name for file in tmp_path.iterdir()] == [new + ".json"]
+    assert (tmp_path / (new + ".json")).stat().st_mode & 0o777 == 0o600
+    time.sleep(0.1)
+    ResponseStore(ttl_s=0.05, max_bytes=1 << 20, folder=str(tmp_path))
+    assert not list(tmp_path.iterdir())
