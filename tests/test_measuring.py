@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from support import serving, together
@@ -189,6 +191,22 @@ def test_bench_measures_two_recipes_by_turns_and_writes_what_it_found(tmp_path, 
     again = main([*words, "--out", str(out)])
     assert again == 2
     assert f"{out} holds results already. Choose another (--out FOLDER)" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found on Linux only")
+def test_bench_that_is_told_to_end_stops_its_server_and_leaves_no_folder(tmp_path):
+    out = tmp_path / "new"
+    words = ["bench", "fake", "model.layers=2", "--repeats", "9999", "--out", str(out)]
+    command = [sys.executable, "-m", "pipeline", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as bench:
+        children = Path(f"/proc/{bench.pid}/task/{bench.pid}/children")
+        until = time.monotonic() + 60
+        while not (server := children.read_text().split()) and time.monotonic() < until:
+            time.sleep(0.1)
+        bench.terminate()
+        assert bench.wait(30) == 128 + signal.SIGTERM
+    assert server and not Path("/proc", server[0]).exists()
+    assert not out.exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read on Linux only")

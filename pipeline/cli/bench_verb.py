@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
@@ -39,6 +40,7 @@ def run(args: Namespace) -> int:
     from pipeline.lab.folder import own, write
     from pipeline.lab.sides import Checked, against
 
+    signal.signal(signal.SIGTERM, _leave)
     ours = Checked.of(args.recipe, args.overrides, args.allow_code)
     theirs = against(args.against, ours) if args.against else None
     started = time.strftime("%Y%m%d-%H%M%S")
@@ -49,6 +51,11 @@ def run(args: Namespace) -> int:
     _print(found)
     print(f"{folder / 'result.json'}")
     return 0
+
+
+def _leave(number: int, frame: object) -> None:
+    """End as an exception does, so that the servers are stopped too and nothing half-written stays."""
+    raise SystemExit(128 + number)
 
 
 def measured(ours: Checked, theirs: Checked | str | None, repeats: int) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def own(folder: Path, mark: Mapping[str, Any], *, again: bool) -> Iterator[Path]
         write(folder / MARK, json.dumps(mark, indent=1))
         yield folder
     finally:
-        if {entry.name for entry in folder.iterdir()} <= {MARK, LOCK}:
+        if _empty(folder):
             (folder / MARK).unlink(missing_ok=True)
             (folder / LOCK).unlink(missing_ok=True)
             if not existed:
@@ -54,8 +54,13 @@ def own(folder: Path, mark: Mapping[str, Any], *, again: bool) -> Iterator[Path]
 def _check(folder: Path, mark: Mapping[str, Any], again: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise FolderError(f"{folder} is a file. Choose another: --out FOLDER")
-    if folder.exists() and any(entry.name != LOCK for entry in folder.iterdir()):
+    if folder.exists() and not _empty(folder):
         _belongs(folder, mark, again)
+
+
+def _empty(folder: Path) -> bool:
+    """Nothing but what a run leaves that was killed before its first result."""
+    return {entry.name for entry in folder.iterdir()} <= {MARK, LOCK}
 
 
 def _belongs(folder: Path, mark: Mapping[str, Any], again: bool) -> None:
