@@ -25,7 +25,7 @@ from pipeline.plan import plan
         (["drafter=eagle3"], "drafter.path: must be set. Add drafter.path=VALUE"),
         (
             ["drafter=suffix", "depth=confidence"],
-            "depth=confidence: needs drafter to grade, but drafter=suffix can only external and "
+            "depth=confidence: needs drafter to grade, but drafter=suffix can only adapters and external and "
             "refill. Choose drafter=",
         ),
         (

@@ -144,7 +144,7 @@ def drawing(scores_V, samplers, positions):
 def test_what_is_verified_does_not_depend_on_the_tokens_drawn():
     """EOS (0) as the first draft ends the proposal; its length must not decide about it."""
     p_V, q_V = np.log(np.float32([0.2, 0.7, 0.1])), np.log(np.float32([0.4, 0.1, 0.5]))
-    stage = Draft(SimpleNamespace(eos_ids={0}), SimpleNamespace(), LongOnly())
+    stage = Draft(SimpleNamespace(eos_ids={0}), SimpleNamespace(can=frozenset()), LongOnly())
     counts = np.zeros(3)
     for seed in range(5000):
         sampler = Standard().bind(SAID, seed, [1], None, None)

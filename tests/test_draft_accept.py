@@ -19,7 +19,7 @@ from stages.rules.match import Match
 from stages.samplers.standard import Standard
 
 TARGET = SimpleNamespace(eos_ids=frozenset({9}), vocab_size=16)
-DRAFTER = SimpleNamespace(namespace="stub")
+DRAFTER = SimpleNamespace(namespace="stub", can=frozenset())
 
 
 def row(max_new=100, ignore_eos=False):
@@ -187,7 +187,8 @@ class Watched(Sequence):
 
 
 def test_stages_touch_what_they_declare_and_nothing_else():
-    sequence = Watched(Request(id="r", stop=("x",)), lambda event: None, prompt_ids=[1], max_new=9)
+    request = Request(id="r", stop=("x",), prompt_logprobs=0)
+    sequence = Watched(request, lambda event: None, prompt_ids=[1], max_new=9)
     sequence.sampler, sequence.pending = Standard().bind(NEUTRAL, 0, [1], None), 1
     tokenizer = SimpleNamespace(decoder=lambda shown: SimpleNamespace(push=str, flush=str))
     target = SimpleNamespace(**vars(TARGET), tokenizer=tokenizer)

@@ -97,6 +97,7 @@ def test_it_serves_what_is_still_the_same(cli, lock, monkeypatch):
     def run_server(engine, settings, announce, tracing):
         served.append((engine.generate("x", max_tokens=3, seed=1)["token_ids"], settings.port))
         engine.close()
+        return 0
 
     monkeypatch.setattr("pipeline.server.run.run_server", run_server)
     assert cli("serve", lock)[0] == 0
