@@ -9,9 +9,14 @@ import pipeline
 from pipeline.engine import Engine
 from pipeline.lab.together import Running, together
 
-__all__ = ["ORACLE", "Running", "prompt_ids", "serving", "together"]
+__all__ = ["CONFIGS", "ORACLE", "Running", "prompt_ids", "serving", "together"]
 
 ORACLE = "drafter._target_=toy_drafters.Oracle"
+CONFIGS = {  # without drafts, with some, and with many wrong ones
+    "plain": ("flow=plain", "drafter=none"),
+    "ngram": ("flow=speculative", "drafter=ngram", "drafter.min_ngram=1", "depth.max=4"),
+    "often wrong": ("flow=speculative", ORACLE, "+drafter.wrong_every=3", "depth.max=4"),
+}
 
 
 @contextmanager

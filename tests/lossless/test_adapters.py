@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from adapter_folders import opened, written
-from support import ORACLE, Running, prompt_ids, serving
+from support import CONFIGS, Running, prompt_ids, serving
 
 from tests.lossless.test_drafters import settings
 
@@ -12,11 +12,6 @@ PROMPT = prompt_ids(40)
 WANTED = {"max_tokens": 20, "ignore_eos": True}
 ASKED = ["none", "a", "b", "wide", "a+wide", "dora", "b+a"]
 HOW = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}]
-CONFIGS = {
-    "plain": ("flow=plain", "drafter=none"),
-    "ngram": ("flow=speculative", "drafter=ngram", "drafter.min_ngram=1", "depth.max=4"),
-    "often wrong": ("flow=speculative", ORACLE, "+drafter.wrong_every=3", "depth.max=4"),
-}
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3_5", "nemotron_h"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from support import ORACLE, Running, prompt_ids, serving, together
+from support import CONFIGS, Running, prompt_ids, serving, together
 
 from pipeline.types import Delta
 
@@ -16,11 +16,6 @@ WANTED = [
     {"temperature": 0.0, "repetition_penalty": 1.2},
     {"temperature": 0.7, "top_k": 20, "seed": 5},
 ]
-CONFIGS = {
-    "plain": ("flow=plain", "drafter=none"),
-    "ngram": ("flow=speculative", "drafter=ngram", "drafter.min_ngram=1", "depth.max=4"),
-    "often wrong": ("flow=speculative", ORACLE, "+drafter.wrong_every=3", "depth.max=4"),
-}
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3", "qwen3_5"])
