@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import time
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,6 +16,8 @@ from targets import TOKENS, Cpu, scores
 from pipeline.errors import OpenError, RequestError
 from pipeline.types import Request
 from stages.adapters.lora import Lora
+from stages.adapters.none import NoAdapters
+from stages.adapters.peft import ByModule
 from stages.models.tiny import Tiny
 
 NAMES = ("q_proj", "o_proj", "up_proj", "down_proj")
@@ -117,6 +122,47 @@ def test_peft_folders_mean_what_they_mean_to_peft(config, target, made, tmp_path
     part.close()
 
 
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        (["q_proj", "v_proj"], 0),
+        (["v_proj", r"self_attn\.q_proj"], 1),
+        (["proj", "_proj", "layers.0", "x.q_proj"], None),
+        (["layers.1.self_attn.q_proj", "layers.0.self_attn.q_proj", "q_proj"], 1),
+        (["^layers.0.self_attn.q_proj", "^model.layers.0.self_attn.q_proj$"], 1),
+    ],
+)
+def test_a_number_is_of_the_first_key_that_ends_the_name_as_in_peft(keys, wanted):
+    path = "model.layers.0.self_attn.q_proj"
+    by_peft = [key for key in keys if re.match(rf"(.*\.)?({key})$", path)]
+    assert by_peft[:1] == ([] if wanted is None else [keys[wanted]])
+    numbers = {key: at for at, key in enumerate(keys)}
+    found = ByModule(
+        {"lora_alpha": None, "alpha_pattern": numbers}, "lora_alpha", "alpha_pattern", 0
+    )
+    assert found[path] == wanted
+
+
+def test_no_folder_takes_long_to_be_refused(target, tmp_path):
+    """Names of any number and length: what they are like is looked for a few times only."""
+    few = {
+        f"model.layers.{at}.self_attn.q_porj": (mx.zeros((64, 4)), mx.zeros((4, 64)))
+        for at in range(9)
+    }
+    many = {
+        f"model.layers.{at}.self_attn.q_porj": pair
+        for at, pair in enumerate([few["model.layers.0.self_attn.q_porj"]] * 5000)
+    }
+    began = time.monotonic()
+    assert "it changes 5,000 modules; the model has" in refusal(
+        target, write_mlx(tmp_path / "a", many)
+    )
+    long = {"." * 200_000 + "q_proj": next(iter(few.values()))}
+    said = refusal(target, write_peft(tmp_path / "b", long, alpha_pattern={"." * 100_000: 1.0}))
+    assert len(said) < 1000
+    assert time.monotonic() - began < 5
+
+
 def test_packed_weights_have_adapters_too(home, tmp_path):
     target = Tiny(Cpu(weights="as_is"), family="llama", cache_dir=str(home), bits=4)
     target.open()
@@ -194,7 +240,18 @@ def test_what_mlx_lms_folders_cannot_have(config, word, target, made, tmp_path):
         ({"modules_to_save": ["lm_head"], "layer_replication": [[0, 2]]}, "layer_replication"),
         ({"init_lora_weights": "pissa_niter_4"}, "Save it converted"),
         ({"r": 16}, "of rank 4; adapter_config.json says 16"),
-        ({"lora_alpha": None}, "lora_alpha"),
+        ({"lora_alpha": None}, "lora_alpha: wants a number"),
+        ({"r": 0}, "r: wants a number, 1 to 1e+09, got 0"),
+        ({"r": 10**400}, "r: wants a number"),
+        (
+            {"use_rslora": True, "rank_pattern": {"q_proj": -4}},
+            "'q_proj' wants a number, 1 to 1e+09",
+        ),
+        ({"alpha_pattern": {"q_proj": "2"}}, "'q_proj' wants a number, -1e+09 to 1e+09, got '2'"),
+        ({"alpha_pattern": ["q_proj"]}, "alpha_pattern: wants numbers by module"),
+        ({"alpha_pattern": {"((([^.]*)*)*)*x": 2.0}}, "is no module's name or end of one"),
+        ({"rank_pattern": {"((a{1000}){1000}){1000}": 4}}, "Write them out"),
+        ({"alpha_pattern": {"(": 2.0}}, "Write them out"),
     ],
 )
 def test_what_pefts_folders_cannot_have(config, word, target, made, tmp_path):
@@ -202,7 +259,10 @@ def test_what_pefts_folders_cannot_have(config, word, target, made, tmp_path):
 
 
 def test_folders_that_are_none(target, made, tmp_path):
-    assert "it lacks one of adapter_config.json" in refusal(target, tmp_path / "nowhere")
+    assert (
+        refusal(target, tmp_path / "x") == f"adapters.folders.bad: there is no folder {tmp_path}/x."
+    )
+    assert "it lacks one of adapter_config.json" in refusal(target, tmp_path)
     folder = Path(write_mlx(tmp_path / "a", made))
     (folder / "adapter_config.json").write_text("[]")
     assert "cannot be read" in refusal(target, folder)
@@ -241,6 +301,10 @@ def test_a_module_whose_rows_are_not_apart_is_refused(home, tmp_path):
     object.__setattr__(module, "__class__", type("Linear", (Flat, type(module)), {}))
     said = refusal(target, write_mlx(tmp_path / "a", pairs(shapes)))
     assert f"{path} is given (6, 64) for 3 rows" in said
+    other = {at: shape for at, shape in linears(target, NAMES).items() if at != path}
+    part = adapters(target, {"a": write_mlx(tmp_path / "b", pairs(other))})
+    worn(part, target, "a")  # what was refused is in nobody's way
+    part.close()
     target.close()
 
 
@@ -276,6 +340,10 @@ def test_requests_name_ids_and_never_folders(target, made, tmp_path):
         ({"folders": {"none": "x"}}, "folders: 'none' asks for no adapter"),
         ({"folders": {"sql": "x"}, "default": "sqk"}, "default: 'sqk' is not among folders"),
         ({"scales": {"sql": 1.0}}, "scales: 'sql' is not among folders"),
+        (
+            {"folders": {"sql": "x"}, "scales": {"sql": 1e9}},
+            "scales: sql wants -10,000.0 to 10,000.0",
+        ),
         ({"max_adapters": 0}, "max_adapters: wants >= 1"),
     ],
 )
@@ -296,7 +364,57 @@ def test_a_mount_that_fails_changes_nothing(target, made, tmp_path):
     part.close()
 
 
+@pytest.mark.parametrize("fault", [RuntimeError("no memory"), KeyboardInterrupt()])
+def test_a_mount_that_breaks_off_leaves_the_model_as_it_was(
+    fault, target, made, tmp_path, monkeypatch
+):
+    folder = write_mlx(tmp_path / "a", made)
+    part, before = adapters(target), scores(target)
+
+    def broken(tokens, caches):
+        raise fault
+
+    with monkeypatch.context() as patched:
+        patched.setattr(target, "hidden", broken)
+        with pytest.raises(type(fault)):
+            part.mount("a", folder, 1.0)
+    sites = [type(module)._site for module in target.modules().values() if hasattr(module, "_site")]
+    assert sites and not any(site.stacks for site in sites)
+    assert part.stats() == [] and mx.array_equal(scores(target), before)
+    part.mount("a", folder, 1.0)
+    part.close()
+
+
+def test_a_shelf_is_looked_for_at_the_start_and_whenever_it_is_asked(target, made, tmp_path):
+    shelf = tmp_path / "shelf"
+    with pytest.raises(OpenError) as refused:
+        adapters(target, {"bad": str(tmp_path / "x")}, shelf=str(shelf))
+    told = str(refused.value).splitlines()
+    assert told[0].startswith(f"adapters.shelf: there is no folder {shelf}. Make it, name another")
+    assert told[1].startswith("adapters.folders.bad: there is no folder")
+    write_mlx(shelf / "a", made)
+    part = adapters(target, shelf=str(shelf))
+    shutil.rmtree(shelf)
+    with pytest.raises(
+        RequestError, match=r"adapters\.shelf cannot be read.*Make that folder"
+    ) as error:
+        part.shelf_folder("a")
+    assert (error.value.param, error.value.status) == ("folder", 400)
+    part.close()
+
+
+@pytest.mark.parametrize(
+    "part", [NoAdapters(), Lora(None, Cpu(), folders={}, scales={}, default=[])]
+)  # type: ignore[arg-type]
+def test_who_asks_where_nothing_is_mounted_is_told_what_to_type(part):
+    with pytest.raises(RequestError, match=r"adapters\.folders=\{ID: FOLDER\}"):
+        part.check(Request("r", adapter=("sql",)))
+
+
 def test_locks_know_the_files(made, tmp_path):
     folder = write_mlx(tmp_path / "a", made)
     part = Lora(None, Cpu(), folders={"a": folder}, scales={}, default=[])  # type: ignore[arg-type]
     assert set(part.files()) == {"a/adapter_config.json", "a/adapters.safetensors"}
+    part.folders |= {"b": "/nowhere/b", "c": "/nowhere/c"}
+    with pytest.raises(OpenError, match=r"(?s)folders\.b: there is no.*folders\.c: there is no"):
+        part.files()

@@ -16,6 +16,7 @@ from stages.adapters.folder import Reading, Tensors
 from stages.adapters.layer import Delta
 
 LAYER = re.compile(r"(?:^|\.)((?:layers|h|blocks)\.\d+\..+)$")  # a name from its layer's number on
+SHOWN = 12  # problems of one folder that are told; a wrong base has hundreds
 LOW = (mx.float16, mx.bfloat16)
 
 
@@ -26,9 +27,11 @@ def fitted(
     float32, the only ones whose products are quick on a CPU."""
     deltas: dict[str, Delta] = {}
     problems: list[str] = []
+    if len(reading.modules) > len(modules):
+        return {}, [f"it changes {len(reading.modules):,} modules; the model has {len(modules):,}"]
     for said, tensors in reading.modules.items():
         path = _path(said, modules)
-        wrong = list(_misfits(said, path, tensors, modules))
+        wrong = list(_misfits(said, path, tensors, modules, hints=len(problems) < SHOWN))
         if not wrong and path in deltas:
             wrong = [f"{said}: {path} has one already"]
         problems += wrong
@@ -57,10 +60,14 @@ def _path(said: str, modules: Mapping[str, Any]) -> str:
     return alike[0] if len(alike) == 1 else said
 
 
-def _misfits(said: str, path: str, tensors: Tensors, modules: Mapping[str, Any]) -> Iterator[str]:
+def _misfits(
+    said: str, path: str, tensors: Tensors, modules: Mapping[str, Any], *, hints: bool
+) -> Iterator[str]:
+    """`hints`: a name that is like another is looked for, which takes a while in a large model."""
     module = modules.get(path)
     if module is None:
-        yield f"{said}: the model has no such module. {_near(said, modules)}".strip()
+        hint = _near(said, modules) if hints else ""
+        yield f"{said}: the model has no such module. {hint}".strip()
         return
     if not LAYER.search(path):
         yield f"{said}: only modules of the decoder's layers can have adapters, not embedding and head"

@@ -19,6 +19,7 @@ from typing import Any
 import mlx.core as mx
 
 from pipeline.errors import OpenError
+from stages.adapters.peft import MOST, ByModule, is_number
 
 CONFIG = "adapter_config.json"
 WEIGHTS = {"mlx-lm": "adapters.safetensors", "peft": "adapter_model.safetensors"}
@@ -26,6 +27,7 @@ MLX_NAME = re.compile(r"(?P<path>.+)\.(?P<part>lora_a|lora_b|m)")
 PEFT_NAME = re.compile(
     r"(base_model\.model\.)?(?P<path>.+)\.(?P<part>lora_A|lora_B|lora_magnitude_vector)(\.default)?(\.weight)?"
 )
+LONGEST = 300  # letters of a tensor's name
 PARTS = {"lora_A": "a", "lora_B": "b", "lora_magnitude_vector": "m", "lora_a": "a", "lora_b": "b"}
 REPLACED = ("pissa", "olora", "corda")  # initializations of PEFT that change the base's own weights
 
@@ -75,6 +77,8 @@ class Reading:
 
 def adapter_files(folder: Path) -> dict[str, Path]:
     """Config and weights by name; OpenError saying what is not there."""
+    if not folder.is_dir():
+        raise OpenError(f"there is no folder {folder}.")
     found = [name for name in WEIGHTS.values() if (folder / name).is_file()]
     if not (folder / CONFIG).is_file() or not found:
         wants = f"{CONFIG} and {' or '.join(WEIGHTS.values())}"
@@ -112,7 +116,7 @@ def _read_mlx(config: Mapping[str, Any], arrays: Mapping[str, mx.array], reading
         reading.problems.append(f"fine_tune_type={kind}: only lora and dora are known")
     said = config.get("lora_parameters")
     said = said if isinstance(said, dict) else {}
-    if not _number(said.get("scale")):
+    if not is_number(said.get("scale")):
         reading.problems.append(f"{CONFIG} states no lora_parameters.scale")
     if reading.problems:
         return
@@ -132,26 +136,25 @@ def _read_peft(config: Mapping[str, Any], arrays: Mapping[str, mx.array], readin
     if start.startswith(REPLACED):
         why = "its base is not the published model. Save it converted to LoRA"
         reading.problems.append(f"init_lora_weights={start}: {why}")
-    if not _number(config.get("lora_alpha")) or not _number(config.get("r")):
-        reading.problems.append(f"{CONFIG} states no r and lora_alpha")
+    ranks = ByModule(config, "r", "rank_pattern", least=1)
+    alphas = ByModule(config, "lora_alpha", "alpha_pattern", least=-MOST)
+    reading.problems += ranks.problems + alphas.problems
     if reading.problems:
         return
     _collect(arrays, PEFT_NAME, reading)
-    ranks, alphas = (dict(config.get(f"{word}_pattern") or {}) for word in ("rank", "alpha"))
     for path, tensors in reading.modules.items():
         for name in ("a_DR", "b_RO"):
             if (array := getattr(tensors, name)) is not None:
                 setattr(tensors, name, array.T)
-        rank = _by_pattern(path, ranks, config["r"])
-        alpha = _by_pattern(path, alphas, config["lora_alpha"])
-        tensors.scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        rank = ranks[path]
+        tensors.scale = alphas[path] / (math.sqrt(rank) if config.get("use_rslora") else rank)
         if tensors.a_DR is not None and tensors.rank != rank:
             reading.problems.append(f"{path}: of rank {tensors.rank}; {CONFIG} says {rank}")
 
 
 def _collect(arrays: Mapping[str, mx.array], pattern: re.Pattern[str], reading: Reading) -> None:
     for name, array in sorted(arrays.items()):
-        found = pattern.fullmatch(name)
+        found = pattern.fullmatch(name) if len(name) <= LONGEST else None
         if found is None:
             reading.problems.append(f"{name}: not a tensor of LoRA's or DoRA's, {array.shape}")
             continue
@@ -170,15 +173,3 @@ def _incomplete(modules: Mapping[str, Tensors]) -> Iterator[str]:
             yield f"{path}: wants two matrices A and B, has {shapes[0]} and {shapes[1]}"
         elif pair[0].shape[1] != pair[1].shape[0]:  # type: ignore[union-attr]
             yield f"{path}: A gives {tensors.rank} numbers, B takes {pair[1].shape[0]}"  # type: ignore[union-attr]
-
-
-def _by_pattern(path: str, patterns: Mapping[str, Any], default: Any) -> Any:
-    """As PEFT: the first whose expression ends the module's name."""
-    for pattern, value in patterns.items():
-        if re.match(rf"(.*\.)?({pattern})$", path):
-            return value
-    return default
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -109,6 +109,8 @@ class Site:
 
     def added(self, x_BWD: mx.array, own_BWO: mx.array, bias_O: Any) -> mx.array:
         """The layer's own output with what each row wears. ValueError where rows cannot be told apart."""
+        if not self.stacks:  # what was here is unmounted, or was refused
+            return own_BWO
         rows = len(self.rows.rows)
         if x_BWD.ndim != 3 or x_BWD.shape[0] != rows:
             raise ValueError(

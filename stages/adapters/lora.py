@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from pipeline.errors import OpenError, RequestError, below, nearest, outside, refuse
+from pipeline.errors import HeadraceError, OpenError, RequestError, below, nearest, outside, refuse
 from pipeline.types import Device, Request, Target, Worn
-from stages.adapters.fitting import digest_of, fitted
+from stages.adapters.fitting import SHOWN, digest_of, fitted
 from stages.adapters.folder import Reading, adapter_files, read
 from stages.adapters.layer import Delta, Site, put_site
 
@@ -22,7 +22,11 @@ MOST_GB = 1e9  # what a 64-bit number of bytes can say
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # no separator of a sum, no way to spell a path
 NONE = "none"  # the id by which a request asks for no adapter
 MOST_SCALE = 1e4
-SHOWN = 12  # problems of one folder that are told; a wrong base has hundreds
+NOTHING = "Nothing is: start with 'adapters.folders={ID: FOLDER}'."
+IDLE = "the model's code does not call this module"
+LONGEST = 400  # letters of one of a folder's problems
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Lora:
         self.shelf = Path(shelf).expanduser() if shelf else None
         refuse(
             folders="; ".join(f"'{name}' {why}" for name in self.folders if (why := _no_id(name))),
-            scales=self._strangers(self.scales),
+            scales=self._strangers(self.scales) or _no_scales(self.scales),
             default=self._strangers(self.default),
             max_adapters=below(max_adapters, 1),
             max_gb=outside(max_gb, 0, MOST_GB),
@@ -87,21 +91,34 @@ class Lora:
     # --- life
 
     def files(self) -> dict[str, Path]:
-        return {
-            f"{name}/{file}": path
-            for name, folder in self.folders.items()
-            for file, path in adapter_files(Path(folder).expanduser()).items()
-        }
+        read = self._of_folders(lambda name, place: adapter_files(place))
+        return {f"{name}/{file}": path for name in read for file, path in read[name].items()}
 
     def open(self) -> None:
-        wrong = []
+        def mount(name: str, place: Path) -> None:
+            self._mount(name, place, self.scales.get(name, 1.0))
+
+        self._of_folders(mount, self._no_shelf())
+
+    def _of_folders(
+        self, work: Callable[[str, Path], Made], wrong: Sequence[str] = ()
+    ) -> dict[str, Made]:
+        """What `work` makes of each folder. OpenError with all that is wrong, each by its config path."""
+        made, wrong = dict[str, Made](), list(wrong)
         for name, folder in self.folders.items():
             try:
-                self.mount(name, folder, self.scales.get(name, 1.0))
-            except RequestError as error:
-                wrong.append(str(error))
+                made[name] = work(name, Path(folder).expanduser())
+            except HeadraceError as error:
+                wrong.append(f"adapters.folders.{name}: {error}")
         if wrong:
             raise OpenError("\n".join(wrong))
+        return made
+
+    def _no_shelf(self) -> list[str]:
+        if self.shelf is None or self.shelf.is_dir():
+            return []
+        what = f"adapters.shelf: there is no folder {self.shelf}."
+        return [f"{what} Make it, name another (adapters.shelf=FOLDER), or leave it out."]
 
     def close(self) -> None:
         gone, self._mounted = self._mounted, {}
@@ -114,10 +131,9 @@ class Lora:
         known = self._mounted
         for name in request.adapter or ():
             if name not in known:
-                names = ", ".join(sorted(known)) or "none"
-                hint = f"{nearest(name, known)} Mounted: {names}."
+                hint = f"{nearest(name, known)} Mounted: {', '.join(sorted(known))}.".strip()
                 raise RequestError(
-                    f"adapter: '{name}' is not mounted. {hint.strip()}",
+                    f"adapter: '{name}' is not mounted. {hint if known else NOTHING}",
                     param="adapter",
                     code="adapter_not_found",
                 )
@@ -149,26 +165,32 @@ class Lora:
     def mount(self, name: str, folder: str, scale: float) -> Mapping[str, Any]:
         if why := _no_id(name):
             raise RequestError(f"adapter: this id {why}", param="id")
-        if why := outside(scale, -MOST_SCALE, MOST_SCALE):
+        if why := _no_scale(scale):
             raise RequestError(f"adapter '{name}': its scale {why}", param="scale")
-        place = Path(folder).expanduser()
+        try:
+            self._mount(name, Path(folder).expanduser(), scale)
+        except RequestError as error:
+            what = f"adapter '{name}': {error}"
+            raise RequestError(what, param=error.param, code=error.code) from error
+        return next(told for told in self.stats() if told["id"] == name)
+
+    def _mount(self, name: str, place: Path, scale: float) -> None:
         reading, deltas = self._fitting(name, place, scale)
         digest, before = digest_of(deltas), self._mounted.get(name)
         facts = {"folder": place.name, "layout": reading.layout, "scale": scale}
         facts |= {"rank": max(t.rank for t in reading.modules.values()), "layers": len(deltas)}
         if not self.holds((digest,)):
-            self._install(name, place, digest, deltas)
+            self._install(place, digest, deltas)
         self._mounted = {**self._mounted, name: Mounted(digest, _bytes(deltas), facts)}
         if before is not None:
             self._drop(before.digest)
-        return next(told for told in self.stats() if told["id"] == name)
 
     def _fitting(self, name: str, place: Path, scale: float) -> tuple[Reading, dict[str, Delta]]:
         """What the folder holds, as it is added; how much that is, is asked before it is read."""
         try:
             reading = read(place)
         except OpenError as error:
-            raise RequestError(f"adapter '{name}': {error}", param="folder") from error
+            raise RequestError(str(error), param="folder") from error
         deltas = dict[str, Delta]()
         problems = reading.problems or self._no_room(name, reading.nbytes)
         if not problems:
@@ -176,7 +198,7 @@ class Lora:
             deltas, problems = fitted(reading, self.target.modules(), scale, widen=widen)
         problems = problems or self._no_room(name, _bytes(deltas))
         if problems:
-            raise _refused(name, place, problems)
+            raise _refused(place, problems)
         return reading, deltas
 
     def unmount(self, name: str) -> None:
@@ -196,9 +218,13 @@ class Lora:
             raise RequestError(
                 "folder: adapters.shelf is not set, so nothing can be mounted by name"
             )
-        known = {path.name: path for path in self.shelf.iterdir() if path.is_dir()}
+        try:
+            known = {path.name: path for path in self.shelf.iterdir() if path.is_dir()}
+        except OSError as error:
+            what = f"folder: adapters.shelf cannot be read: {error}. Make that folder"
+            raise RequestError(what, param="folder") from error
         if name not in known:
-            hint = nearest(name, known) or f"There are: {', '.join(sorted(known))}."
+            hint = nearest(name, known) or f"There are: {', '.join(sorted(known)) or 'none'}."
             raise RequestError(f"folder: no such folder on the shelf. {hint}", param="folder")
         return str(known[name])
 
@@ -215,27 +241,33 @@ class Lora:
             found.append(f"it takes {nbytes:,} bytes beside {held:,} of others; {room}")
         return found
 
-    def _install(self, name: str, place: Path, digest: str, deltas: Mapping[str, Delta]) -> None:
+    def _install(self, place: Path, digest: str, deltas: Mapping[str, Delta]) -> None:
         """Put the deltas on the layers, and build a pass to see that they are asked; else take them off."""
         modules, rows = self.target.modules(), self.target.row_adapters
         sites = {path: put_site(modules[path], path, rows) for path in deltas}
         stacks = {path: sites[path].stacked(digest, delta) for path, delta in deltas.items()}
         mx.eval([stack.arrays for kinds in stacks.values() for stack in kinds.values()])
         before = {path: (site.stacks, site.asked) for path, site in sites.items()}
-        for path, site in sites.items():
-            site.stacks = stacks[path]
+        try:
+            for path, site in sites.items():
+                site.stacks = stacks[path]
+            idle = (path for path, site in sites.items() if site.asked == before[path][1])
+            if problems := self._rehearsed(digest) or [f"{path}: {IDLE}" for path in idle]:
+                raise _refused(place, problems)
+        except BaseException:
+            for path, site in sites.items():
+                site.stacks = before[path][0]
+            raise
+        self._sites |= sites
+
+    def _rehearsed(self, digest: str) -> list[str]:
+        """What keeps a pass in which one of three rows wears it from being built."""
         try:
             with self.worn([(digest,), (), ()]):
                 self.target.hidden(mx.zeros((3, 2), mx.int32), None)  # type: ignore[arg-type]
-            idle = [path for path, site in sites.items() if site.asked == before[path][1]]
-            problems = [f"{path}: the model's code does not call this module" for path in idle]
         except ValueError as error:
-            problems = [str(error)]
-        if problems:
-            for path, site in sites.items():
-                site.stacks = before[path][0]
-            raise _refused(name, place, problems)
-        self._sites |= sites
+            return [str(error)]
+        return []
 
     def _drop(self, digest: str) -> None:
         """Take it off the layers, unless an id stands for it."""
@@ -252,12 +284,21 @@ def _no_id(name: str) -> str:
     return "" if ID.fullmatch(name) else f"wants {wants}"
 
 
-def _refused(name: str, place: Path, problems: Sequence[str]) -> RequestError:
-    shown = [f"  - {problem}" for problem in problems[:SHOWN]]
+def _no_scale(scale: float) -> str:
+    return outside(scale, -MOST_SCALE, MOST_SCALE)
+
+
+def _no_scales(scales: Mapping[str, float]) -> str:
+    return "; ".join(f"{name} {why}" for name, scale in scales.items() if (why := _no_scale(scale)))
+
+
+def _refused(place: Path, problems: Sequence[str]) -> RequestError:
+    shown = [f"  - {problem[:LONGEST]}" for problem in problems[:SHOWN]]
     if len(problems) > SHOWN:
         shown.append(f"  - and {len(problems) - SHOWN} more")
-    said = f"adapter '{name}' ({place}) does not fit:"
-    return RequestError("\n".join([said, *shown]), param="folder", code="adapter_misfit")
+    return RequestError(
+        "\n".join([f"{place} does not fit:", *shown]), param="folder", code="adapter_misfit"
+    )
 
 
 def _bytes(deltas: Mapping[str, Delta]) -> int:

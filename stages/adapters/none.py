@@ -22,7 +22,7 @@ class NoAdapters:
     def check(self, request: Request) -> None:
         if request.adapter:
             raise RequestError(
-                "adapter: this server has no adapters. Start it with adapters=lora",
+                "adapter: nothing is mounted. Start with adapters=lora 'adapters.folders={ID: FOLDER}'",
                 param="adapter",
                 code="adapter_not_found",
             )
