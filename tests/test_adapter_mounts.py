@@ -13,8 +13,10 @@ from adapter_folders import opened, written
 from support import Running, prompt_ids
 from toy_served import Served
 
-from pipeline.errors import RequestError
+from pipeline.cli.served import Recipe
+from pipeline.errors import ClosedError, RequestError
 from pipeline.isolate.engine import IsolatedEngine
+from pipeline.isolate.mounts import FarMounts
 from pipeline.types import Batch, Delta, Request, Sequence
 from pipeline.warming import read_prompts, warm
 
@@ -118,7 +120,7 @@ def test_a_row_that_comes_back_goes_on_with_what_it_wore_or_fails_by_name(busy):
     assert "has been unmounted" in str(row.error)
 
 
-def test_another_process_has_what_was_mounted_in_the_first(folders):
+def test_another_process_has_what_was_mounted_in_the_first(folders, monkeypatch):
     """`server.isolate`: the engine is killed; what the operator had changed is so in the next."""
     home = str(Path(folders["a"]).parent)
     told = f"adapters.folders={{a: {folders['a']}, b: {folders['b']}}}"
@@ -132,15 +134,45 @@ def test_another_process_has_what_was_mounted_in_the_first(folders):
         engine.adapters.unmount("b")
         with pytest.raises(RequestError, match="no such folder"):
             engine.adapters.mount_shelved("x", "../b", 1.0)
+        with monkeypatch.context() as hasty:
+            hasty.setattr("pipeline.isolate.mounts.MOUNT_S", 0.0)
+            with pytest.raises(ClosedError, match="has not answered within 0 s"):
+                engine.adapters.mount_shelved("late", "twin", 1.0)
+        until = time.monotonic() + 60
+        while "late" not in engine.target_info["adapters"]:  # nobody waits for it, but it is so
+            assert time.monotonic() < until
+            time.sleep(0.02)
         os.kill(engine.health()["isolate"]["pid"], signal.SIGKILL)
         until = time.monotonic() + 60
         while engine.health()["isolate"]["restarts"] < 1 or engine.health()["state"] != "open":
             assert time.monotonic() < until
             time.sleep(0.02)
-        assert engine.target_info["adapters"] == ["a", "w"]
-        assert [one["id"] for one in engine.adapters.listed()] == ["a", "w"]
+        assert engine.target_info["adapters"] == ["a", "w", "late"]
+        assert [one["id"] for one in engine.adapters.listed()] == ["a", "w", "late"]
     finally:
         engine.close()
+
+
+def test_what_was_changed_is_done_again_in_an_order_in_which_there_is_room(folders, caplog):
+    """Of two that may be mounted, `b` goes, `w` comes and goes, `b` comes back, `a` goes, `w` comes."""
+    told = f"adapters.folders={{a: {folders['a']}, b: {folders['b']}}}"
+    shelf = f"adapters.shelf={Path(folders['a']).parent}"
+    recipe = Recipe.of(
+        "tiny", ["debug=none", "adapters=lora", told, shelf, "adapters.max_adapters=2"], ()
+    )
+    far = FarMounts(lambda call, within_s, done, **asked: done())
+    far.unmount("b")
+    far.mount_shelved("w", "wide", 1.0)
+    far.unmount("w")
+    far.mount_shelved("b", "b", 0.5)
+    far.unmount("a")
+    far.mount_shelved("w", "wide", 1.0)
+    engine = far.served(recipe).open()
+    try:
+        assert {one["id"]: one["scale"] for one in engine.adapters.listed()} == {"b": 0.5, "w": 1.0}
+    finally:
+        engine.close()
+    assert "is not as it was" not in caplog.text
 
 
 def test_prompts_are_warmed_for_an_adapter(busy):

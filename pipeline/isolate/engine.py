@@ -71,6 +71,9 @@ class IsolatedEngine:
         self._numbers = itertools.count()
         self._flights: dict[int, Flight] = {}
         self._calls: dict[int, Future[Any]] = {}
+        self._changes: dict[
+            int, Callable[[], None]
+        ] = {}  # number of a call -> what it changes here
         self._counts = {"restarts": 0, "requests_lost": 0, "requests_asked_again": 0}
         self._figures: Mapping[str, Any] = {}
         self._ended = ""  # how the last process did
@@ -189,14 +192,24 @@ class IsolatedEngine:
     def close_session(self, session_id: str) -> None:
         self._ask("close_session", session_id=session_id)
 
-    def _ask(self, name: str, within_s: float = CALL_S, /, **args: Any) -> Any:
-        """A call's answer; its error is raised. Never on the thread that hears it."""
+    def _ask(
+        self,
+        name: str,
+        within_s: float = CALL_S,
+        done: Callable[[], None] | None = None,
+        /,
+        **args: Any,
+    ) -> Any:
+        """A call's answer; its error is raised. Never on the thread that hears it, which calls `done` if
+        it is well: before it hears anything else, and however late that is."""
         future: Future[Any] = Future()
         with self._lock:
             if not self._up:
                 raise self._closed()
             number = next(self._numbers)
             self._calls[number] = future
+            if done is not None:
+                self._changes[number] = done
         try:
             with self._lock:
                 self._say(Call(number, name, args))
@@ -280,6 +293,7 @@ class IsolatedEngine:
             self._counts["requests_lost"] += not flight.cancelled
             del self._flights[number]
             flight.fail(error)
+        self._changes.clear()
         for future in list(self._calls.values()):
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
@@ -318,7 +332,9 @@ class IsolatedEngine:
             self._say(Cancel(number))
 
     def _settle(self, number: int, value: Any, fault: Fault | None) -> None:
-        future = self._calls.get(number)
+        change, future = self._changes.pop(number, None), self._calls.get(number)
+        if change is not None and fault is None:
+            change()
         if future is None or not future.set_running_or_notify_cancel():
             return
         if fault is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pipeline.engine import Engine
@@ -29,15 +30,16 @@ class FarMounts:
 
     def mount_shelved(self, name: str, folder: str, scale: float) -> dict[str, Any]:
         asked = {"name": name, "folder": folder, "scale": scale}
-        found: dict[str, Any] = self._ask("mount_adapter", MOUNT_S, **asked)
-        self._changed(name, (folder, scale))
+        done = partial(self._changed, name, (folder, scale))
+        found: dict[str, Any] = self._ask("mount_adapter", MOUNT_S, done, **asked)
         return found
 
     def unmount(self, name: str) -> None:
-        self._ask("unmount_adapter", MOUNT_S, name=name)
-        self._changed(name, None)
+        self._ask("unmount_adapter", MOUNT_S, partial(self._changed, name, None), name=name)
 
     def _changed(self, name: str, change: Change) -> None:
+        """As soon as the process says so, even if who asked has stopped waiting: another process may be
+        started next."""
         others = [known for known in self.ids if known != name]
         self.ids = others if change is None else [*others, name]
         self._changes[name] = change
@@ -56,13 +58,20 @@ class Remounted:
 
     def open(self) -> Engine:
         engine: Engine = self.served.open()
+        mounts = engine.adapters
+        there = {told["id"] for told in mounts.listed()}
+        gone = [name for name, change in self.changes.items() if change is None]
+        for name in there.intersection(gone):  # first: they leave room
+            _try(name, partial(mounts.unmount, name))
         for name, change in self.changes.items():
-            try:
-                if change is None:
-                    engine.adapters.unmount(name)
-                else:
-                    engine.adapters.mount_shelved(name, *change)
-            except HeadraceError as error:
-                log = logging.getLogger("headrace.isolate")
-                log.error("adapter %s is not as it was: %s", name, error)
+            if change is not None:
+                _try(name, partial(mounts.mount_shelved, name, *change))
         return engine
+
+
+def _try(name: str, work: Callable[[], Any]) -> None:
+    try:
+        work()
+    except HeadraceError as error:
+        log = logging.getLogger("headrace.isolate")
+        log.error("adapter %s is not as it was: %s", name, error)
