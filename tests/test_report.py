@@ -11,6 +11,7 @@ import lab_rows
 import pytest
 from rich.console import Console
 
+from pipeline.lab.charts import Spot, scatter
 from pipeline.lab.report import as_html, front
 from pipeline.lab.tables import as_csv, as_table, repeat, short, shown, with_unit
 
@@ -33,6 +34,27 @@ return {
   label: getComputedStyle(document.querySelector('figure svg text')).fill,
 };
 """
+
+COVERED = """
+const all = [...document.querySelectorAll('svg text')].map(text => [text.textContent, text.getBoundingClientRect()]);
+const across = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2;
+const along = (a, b) => Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4;
+return all.flatMap(([name, a], at) => all.slice(at + 1).filter(([, b]) => across(a, b) && along(a, b)).map(
+  ([other]) => name + ' / ' + other));
+"""
+# as `sweep drafters` gave them: long names, and memory that is nearly the same for all but one
+NEAR = {
+    "copy_edit": (29.9, 744, 94.9, 744, 104.2, 745, 103.4, 746, 28.2, 1342),
+    "json": (28.2, 764, 27.4, 762, 27.8, 765, 35.8, 761, 20.2, 1406),
+    "chat": (25.7, 744, 28.2, 745, 29.2, 745, 27.8, 737, 25.6, 1394),
+}
+NAMES = (
+    "none",
+    "ngram",
+    "suffix",
+    "cascade order [grammar,suffix]",
+    "two_model smollm2 bits 4 max 4",
+)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +89,18 @@ def test_it_opens_from_disk_and_everything_is_inside(browser, page, size):
         assert drawing["texts"] > 8 and drawing["out"] == 0, drawing
         assert drawing["small"] > 4 and 280 < drawing["width"] <= 480, drawing
     assert "7,200" in browser.find_element("tag name", "table").text
+
+
+@pytest.mark.parametrize("workload", NEAR)
+def test_names_of_near_points_do_not_cover_each_other(browser, workload, tmp_path):
+    figures = NEAR[workload]
+    spots = [
+        Spot(*spot, best=False) for spot in zip(NAMES, figures[::2], figures[1::2], strict=True)
+    ]
+    file = tmp_path / "near.html"
+    file.write_text("<style>svg { width: 410px }</style>" + scatter(spots, "speed", "memory"))
+    browser.get(file.as_uri())
+    assert browser.execute_script(COVERED) == []
 
 
 def test_it_follows_a_dark_screen(browser, page):

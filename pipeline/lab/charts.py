@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
 
 from pipeline.identity import digest
@@ -21,6 +22,7 @@ MARKS = "os^Dv<>P"
 STANDS = {INK: "currentColor", GRID: "var(--grid)", MUTED: "var(--muted)"}
 STANDS |= {colour: f"var(--s{at})" for at, colour in enumerate(SERIES)}
 BESIDE = 40  # letters of two names in one line of a legend
+NAME = 18  # letters in one line of a point's name
 WIDTH = 4.1  # inches of 72 px: what a phone shows at nearly its size
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 9, "axes.edgecolor": MUTED,
@@ -66,10 +68,10 @@ def scatter(spots: Sequence[Spot], x_title: str, y_title: str, title: str = "") 
     import textalloc
 
     with _figure(3.6) as (figure, axes):
-        for best, fill in ((True, SERIES[0]), (False, "none")):
+        for best, face in ((True, SERIES[0]), (False, "none")):
             some = [spot for spot in spots if spot.best is best]
             xs, ys = [spot.x for spot in some], [spot.y for spot in some]
-            axes.scatter(xs, ys, s=42, facecolors=fill, edgecolors=SERIES[0], linewidths=1.4)
+            axes.scatter(xs, ys, s=42, facecolors=face, edgecolors=SERIES[0], linewidths=1.4)
         front = sorted((spot.x, spot.y) for spot in spots if spot.best)
         axes.plot(*zip(*front, strict=True), color=SERIES[0], linewidth=0.8, linestyle=":")
         axes.margins(0.18, 0.14)
@@ -77,8 +79,8 @@ def scatter(spots: Sequence[Spot], x_title: str, y_title: str, title: str = "") 
         figure.draw_without_rendering()
         xs, ys = [spot.x for spot in spots], [spot.y for spot in spots]
         textalloc.allocate(
-            axes, xs, ys, [spot.label for spot in spots], x_scatter=xs, y_scatter=ys, textsize=8.5,
-            textcolor=INK, linecolor=MUTED, linewidth=0.6, min_distance=0.03, max_distance=0.2,
+            axes, xs, ys, [fill(spot.label, NAME) for spot in spots], x_scatter=xs, y_scatter=ys, textsize=8.5,
+            textcolor=INK, linecolor=MUTED, linewidth=0.6, min_distance=0.03, max_distance=0.45,
             nbr_candidates=1000, priority_strategy="largest",
         )  # fmt: skip
         return svg(figure)
