@@ -15,6 +15,7 @@ from starlette.routing import Mount, Route
 from pipeline.server.adapters import AdapterAdmin
 from pipeline.server.admin import Admin
 from pipeline.server.assets import Assets
+from pipeline.server.bodies import Bodies
 from pipeline.server.chat import Chat
 from pipeline.server.completions import Completions
 from pipeline.server.contract import ServedEngine
@@ -76,6 +77,7 @@ def create_app(
             ),
             *traced,
             Middleware(Gate, settings=settings),
+            Middleware(Bodies, room=settings.bodies_bytes),
         ],
         exception_handlers={HTTPException: reply},
     )

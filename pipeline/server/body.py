@@ -7,11 +7,9 @@ U+FFFD, and a number that is not finite (NaN, Infinity, 1e309) is a 400 naming i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import math
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.requests import Request
@@ -23,7 +21,6 @@ from pipeline.server.settings import ServerSettings
 _HALF = re.compile("[\ud800-\udfff]")
 DEPTH = 100  # of lists and objects in each other
 _SHOWN = 200  # letters of a place in the body
-_DISCARD_S = 2.0  # how long a too large body may go on arriving before the reply
 
 
 class _NotFinite:
@@ -45,27 +42,13 @@ async def read_object(request: Request, settings: ServerSettings) -> dict[str, A
 async def _read(request: Request, limit: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
-    stream = request.stream()
-    async for chunk in stream:
+    async for chunk in request.stream():
         size += len(chunk)
         if size > limit:
-            chunks.clear()
-            await _discard(stream, limit)
             message = f"The request body is larger than {limit} bytes."
             raise RequestError(message, code="body_too_large", status=413)
         chunks.append(chunk)
     return b"".join(chunks)
-
-
-async def _discard(stream: AsyncIterator[bytes], limit: int) -> None:
-    """Swallow some of the rest: a client that still writes would lose the reply to a reset."""
-    left = 4 * limit
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_DISCARD_S):
-            async for chunk in stream:
-                left -= len(chunk)
-                if left < 0:
-                    return
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

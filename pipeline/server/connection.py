@@ -1,5 +1,5 @@
-"""One TCP or Unix connection: uvicorn's own, with a bound on the time that a request's head may take, and
-with what is not HTTP refused in the API's words."""
+"""One TCP or Unix connection: uvicorn's own, with bounds on how many there are, on the time that a request's
+head may take and on the time that a reply may lie unread, and with what is not HTTP refused in the API's words."""
 
 from __future__ import annotations
 
@@ -12,20 +12,34 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pipeline.server.errors import INVALID, Fault, dump
 
-ON_SOCKET = "on_socket"  # in a request's state: it came over the Unix socket
+# in a request's state:
+ON_SOCKET = "on_socket"  # it came over the Unix socket
+CROWDED = "crowded"  # on one connection too many: nothing is done for it, and the reply ends the connection
 HEAD_S = 10.0
+PACE = 4096  # bytes that a reader takes at least in the time it has
+REFUSALS = 64  # connections too many that are told so; further ones are dropped
 
 
 class Connection(H11Protocol):
     """Made by uvicorn for each connection."""
 
+    most: (
+        int  # open connections; whoever runs the server is let in all the same, by the Unix socket
+    )
+    unread_s: float  # how long a reader may rest
     _deadline: asyncio.TimerHandle | None = None
+    _rest: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """A peer's address proves nothing (it is gone once the peer is), the socket's family does."""
         super().connection_made(transport)
-        family = transport.get_extra_info("socket").family
-        self.app_state = {**self.app_state, ON_SOCKET: family == socket.AF_UNIX}
+        local = transport.get_extra_info("socket").family == socket.AF_UNIX
+        over = 0 if local else len(self.connections) - self.most
+        if over > REFUSALS:  # each is a file of this process, also while it says nothing
+            transport.abort()
+            return
+        self.app_state = {**self.app_state, ON_SOCKET: local, CROWDED: over > 0}
+        transport.set_write_buffer_limits(0)  # whatever the kernel does not take is waited for
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
@@ -37,7 +51,16 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_deadline()
+        self._forget_rest()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        self._forget_rest()
+        super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
         """In the middle of an answer there is nothing left to say."""
@@ -61,3 +84,19 @@ class Connection(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _await_reader(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._rest = self.loop.call_later(self.unread_s, self._look_at_reader, left)
+
+    def _look_at_reader(self, left: int) -> None:
+        """For whoever answers it, a reader that rests is a client that has gone."""
+        if self.transport.get_write_buffer_size() > left - PACE:
+            self.transport.abort()
+        else:
+            self._await_reader()
+
+    def _forget_rest(self) -> None:
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None

@@ -13,8 +13,10 @@ from uuid import uuid4
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 
 from pipeline.server import journal
+from pipeline.server.connection import CROWDED
 from pipeline.server.endpoint import ANSWER, WRITER
 from pipeline.server.errors import ERROR, ClientGone, describe, reply
 from pipeline.server.metrics import Metrics
@@ -78,6 +80,8 @@ class Front:
             if message["type"] == "http.response.start":
                 self._count(visit, message["status"])
                 named = [(name, visit.id.encode()) for name in IDS]
+                if scope["state"].get(CROWDED):
+                    named.append(CLOSE_HEADER)
                 message = {**message, "headers": [*message.get("headers", ()), *named]}
             await send(message)
 

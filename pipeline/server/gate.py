@@ -8,9 +8,9 @@ import contextlib
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pipeline.errors import RequestError
+from pipeline.errors import BusyError, RequestError
 from pipeline.server.caller import Caller
-from pipeline.server.connection import ON_SOCKET
+from pipeline.server.connection import CROWDED, ON_SOCKET
 from pipeline.server.keys import presented
 from pipeline.server.origins import Origins
 from pipeline.server.quota import Quota
@@ -35,6 +35,9 @@ class Gate:
         if not scope["state"].get(ON_SOCKET):
             self._origins.check(Headers(scope=scope))
         caller = scope["state"]["caller"] = self._caller(scope)
+        if scope["state"].get(CROWDED) and scope["path"] not in OPEN:
+            message = "The server has as many open connections as it may (server.max_connections)."
+            raise BusyError(message, code="too_many_connections")
         counted = caller.name and scope["method"] == "POST"
         quota = self._quotas[caller.name].request() if counted else contextlib.nullcontext()
         with quota:

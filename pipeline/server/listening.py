@@ -12,6 +12,7 @@ from pathlib import Path
 from pipeline.errors import OpenError
 
 BACKLOG = 128
+UNSENT = 16 << 10  # bytes that the kernel keeps of what a reader has no room for; else megabytes
 OTHER_PORT = "Try: server.port=0"
 OTHER_SOCKET = "Try another server.socket, in a folder of your own"
 
@@ -60,6 +61,8 @@ def _tcp(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # connections inherit it
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
         listener.bind((host, port))
     except BaseException:
         listener.close()

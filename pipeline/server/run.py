@@ -72,9 +72,13 @@ def serve_in_thread(
 
 def _config(app: ASGIApp, settings: ServerSettings, patience_s: int) -> uvicorn.Config:
     """`patience_s`: how long uvicorn waits for open connections when it exits."""
+
+    class Bounded(Connection):
+        most, unread_s = settings.max_connections, settings.unread_s
+
     return uvicorn.Config(
         app,
-        http=Connection,
+        http=Bounded,
         h11_max_incomplete_event_size=settings.max_header_bytes,
         proxy_headers=False,  # anybody may write those
         lifespan="off",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pipeline.server.keys import Keyring
     from pipeline.server.store import ResponseStore
 
+TWO_BODIES = "must be at least twice max_body_bytes: a key may have half of it"
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+|null")
 
 
@@ -39,9 +40,12 @@ class ServerSettings:
         keys: str | None = None,  # file of API keys, or env:VARIABLE
         hosts: list[str] | None = None,  # names it is asked by, beside this machine's own
         cors: list[str] | None = None,  # origins of web pages that may ask
+        max_connections: int = 512,  # open ones; each is a file of the process
         max_header_bytes: int = 16 << 10,  # address and headers of a request
         max_body_bytes: int = 8 << 20,
+        bodies_bytes: int = 64 << 20,  # room for the bodies of all requests under way
         body_s: float = 60.0,  # how long a request's body may take to arrive, in seconds
+        unread_s: float = 60.0,  # how long a client may leave its reply unread, in seconds
         max_choices: int = 64,  # prompts x n in one HTTP request
         keepalive_s: float = 2.0,  # longest silence of a stream, in seconds
         shutdown_s: float = 30.0,  # how long running answers may go on after SIGTERM
@@ -58,8 +62,9 @@ class ServerSettings:
         self.host, self.port = host, port
         self.socket, self.keys = socket, keys
         self.hosts, self.cors = tuple(hosts or ()), tuple(cors or ())
+        self.max_connections, self.max_choices = max_connections, max_choices
         self.max_header_bytes, self.max_body_bytes = max_header_bytes, max_body_bytes
-        self.body_s, self.max_choices = body_s, max_choices
+        self.bodies_bytes, self.body_s, self.unread_s = bodies_bytes, body_s, unread_s
         self.keepalive_s, self.shutdown_s, self.close_s = keepalive_s, shutdown_s, close_s
         self.log, self.log_prompts = log, log_prompts
         self.responses_ttl_s, self.responses_bytes = responses_ttl_s, responses_bytes
@@ -112,9 +117,12 @@ class ServerSettings:
     def _out_of_range(self) -> list[Problem]:
         rules = (
             ("port", 0 <= self.port <= 65535, "must lie in 0..65535"),
+            ("max_connections", self.max_connections >= 1, "must be at least 1"),
             ("max_header_bytes", self.max_header_bytes >= 1024, "must be at least 1024 bytes"),
             ("body_s", self.body_s > 0, "must be more than 0 seconds"),
+            ("unread_s", self.unread_s > 0, "must be more than 0 seconds"),
             ("max_body_bytes", self.max_body_bytes >= 1024, "must be at least 1024 bytes"),
+            ("bodies_bytes", self.bodies_bytes >= 2 * self.max_body_bytes, TWO_BODIES),
             ("max_choices", self.max_choices >= 1, "must be at least 1"),
             ("keepalive_s", self.keepalive_s > 0, "must be more than 0 seconds"),
             ("responses_ttl_s", self.responses_ttl_s > 0, "must be more than 0 seconds"),

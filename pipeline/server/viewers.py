@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 from uuid import uuid4
@@ -11,11 +12,14 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from pipeline.errors import BusyError
+from pipeline.server.caller import caller
 from pipeline.server.contract import ServedEngine
 from pipeline.server.streaming import HEADERS
 from pipeline.server.writer import frame
 
 PERIOD_S = 1.0  # between two looks at the engine
+SEATS = 16  # viewers of one key, or without keys of one address
 
 
 class Viewers:
@@ -28,11 +32,28 @@ class Viewers:
         self._coming: asyncio.Future[tuple[bytes, bool]] | None = None
         self._taken = -period_s  # when, monotonic seconds
         self._served: bytes | None = None
+        self._seats: Counter[str] = Counter()
 
     async def events(self, request: Request) -> Response:
-        return StreamingResponse(self._stream(), media_type="text/event-stream", headers=HEADERS)
+        found = caller(request)
+        name = found.name or found.address
+        if self._seats[name] >= SEATS:
+            message = f"As many pages as may ({SEATS}) look on for this key already."
+            raise BusyError(message, code="concurrency_limit_exceeded")
+        return StreamingResponse(
+            self._stream(name), media_type="text/event-stream", headers=HEADERS
+        )
 
-    async def _stream(self) -> AsyncIterator[bytes]:
+    async def _stream(self, name: str) -> AsyncIterator[bytes]:
+        self._seats[name] += 1
+        try:
+            async for event in self._news():
+                yield event
+        finally:
+            self._seats[name] -= 1
+            self._seats += Counter()  # forgets who has none
+
+    async def _news(self) -> AsyncIterator[bytes]:
         if self._served is None:
             self._served = await asyncio.to_thread(self._describe)
         yield self._served

@@ -179,6 +179,9 @@ class FakeEngine:
         status = "ok" if self.state in ("open", "draining") else self.state
         return {"status": status, "state": self.state, "device": {"blas": "none"}}
 
+    def describe(self) -> dict[str, Any]:
+        return {"recipe": "fake"}
+
     def flush(self) -> dict[str, Any]:
         return {"durable": True}
 
