@@ -151,11 +151,11 @@ def _made(spec: Spec, arguments: Sequence[Any]) -> Any:
 
 
 def _graph(planned: Plan, parts: Mapping[str, Any], stages: Mapping[str, Any]) -> Graph:
-    choices = planned.composed.choices
+    composed = planned.composed
     nodes = {
         name: Node.of(name, stage, _groups(planned.stages[name])) for name, stage in stages.items()
     }
-    offers = {group: _offer(group, part, choices) for group, part in parts.items()}
+    offers = {group: _offer(part, composed.choice(group)[1]) for group, part in parts.items()}
     return Graph(planned.phases, nodes, offers)
 
 
@@ -164,10 +164,9 @@ def _groups(spec: Spec) -> list[str]:
     return [group for group in filled if group]
 
 
-def _offer(group: str, part: Any, choices: Mapping[str, Any]) -> Offer:
-    """What a group's part can do; of several parts, what any of them can."""
-    chosen = next((v for k, v in choices.items() if group in (k, k.partition("@")[2])), "")
-    name = ",".join(map(str, chosen)) if isinstance(chosen, list) else str(chosen)
+def _offer(part: Any, chosen: Any) -> Offer:
+    """What a group's part can do, of this option; of several parts, what any of them can."""
+    name = ",".join(map(str, chosen)) if isinstance(chosen, list) else str(chosen or "")
     members = part if isinstance(part, list) else [part]
     can = [frozenset(member.can) for member in members]
     needs = {g: a for member in members for g, a in getattr(member, "needs", {}).items()}
@@ -178,9 +177,7 @@ def _offer(group: str, part: Any, choices: Mapping[str, Any]) -> Offer:
 def _able(planned: Plan, group: str, abilities: Iterable[str]) -> list[str]:
     """Options of a group whose class says that it can all this."""
     found = []
-    choices = planned.composed.choices  # an option of `model` may fill the group `draft_model`
-    folder = next((k.partition("@")[0] for k in choices if k.endswith(f"@{group}")), group)
-    for name, path in planned.composed.catalog.options(folder).items():
+    for name, path in planned.composed.options(group).items():
         try:
             content = load_yaml(path)
             node = content.get(name, content)  # options of a list stand under their names

@@ -64,9 +64,19 @@ class Composed:
     sources: Mapping[str, str]  # path -> where its value comes from
     catalog: Catalog
     problems: tuple[Problem, ...] = ()
-    chosen_by: Mapping[str, str] = field(
-        default_factory=dict
-    )  # group[@package] -> who, if not base
+    chosen_by: Mapping[str, str] = field(default_factory=dict)  # as `choices`, who; not base's
+
+    def choice(self, group: str) -> tuple[str, Any]:
+        """The group whose options may be chosen there, and what is: for `draft_model` one of `model`'s."""
+        for key, chosen in self.choices.items():
+            folder, _, package = key.partition("@")
+            if group == (package or folder):
+                return folder, chosen
+        return group, None
+
+    def options(self, group: str) -> dict[str, Path]:
+        """Those that `group` may be, with their files."""
+        return self.catalog.options(self.choice(group)[0])
 
 
 @dataclass
@@ -79,6 +89,10 @@ class _Draft:
     texts: dict[str, str] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     chosen_by: dict[str, str] = field(default_factory=dict)
+
+    def composed(self, recipe: str, config: Mapping[str, Any]) -> Composed:
+        said = self.choices, self.texts, self.sources
+        return Composed(recipe, config, *said, self.catalog, tuple(self.problems), self.chosen_by)
 
 
 def compose(recipe: str | None, overrides: Sequence[str] = ()) -> Composed:
@@ -105,17 +119,7 @@ def compose(recipe: str | None, overrides: Sequence[str] = ()) -> Composed:
     _set_values(tree, parsed, draft)
     _refuse_unknown(tree, known, draft)
     config = {str(key): _resolved(tree, key, str(key), draft) for key in tree}
-    name = path.stem if path else "base"
-    return Composed(
-        name,
-        config,
-        draft.choices,
-        draft.texts,
-        draft.sources,
-        draft.catalog,
-        tuple(draft.problems),
-        draft.chosen_by,
-    )
+    return draft.composed(path.stem if path else "base", config)
 
 
 def recompose(
@@ -139,11 +143,7 @@ def recompose(
     _set_values(tree, parsed, draft)
     _refuse_unknown(tree, known, draft)
     resolved = {str(key): _resolved(tree, key, str(key), draft) for key in tree}
-    problems = tuple(draft.problems)
-    return Composed(
-        recipe, resolved, draft.choices, draft.texts, draft.sources, draft.catalog, problems,
-        draft.chosen_by,
-    )  # fmt: skip
+    return draft.composed(recipe, resolved)
 
 
 def literal(text: str) -> str:

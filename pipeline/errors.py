@@ -102,9 +102,10 @@ def at_least(name: str, value: Any, least: float) -> Any:
     return value
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`Did you mean 'x'?` for the known word most like `word`, or an empty string."""
+def nearest(word: str, known: Iterable[str], path: str = "") -> str:
+    """`Did you mean 'x'?` for the known word most like `word`, or an empty string; what it suggests is
+    to be typed after `path`."""
     names = [str(name) for name in known]
     match = difflib.get_close_matches(word, names, n=1, cutoff=0.65)
     match = match or [name for name in names if len(word) > 2 and name.startswith(word)]
-    return f"Did you mean '{match[0]}'?" if match else ""
+    return f"Did you mean '{path}{match[0]}'?" if match else ""

@@ -105,7 +105,7 @@ class _Check:
 
     def __init__(self, composed: Composed, allowed: Sequence[str]):
         self.problems = list(composed.problems)
-        self.texts, self.allowed = composed.texts, allowed
+        self.composed, self.texts, self.allowed = composed, composed.texts, allowed
         self.typed = _copy(composed.config)
         self.catalog = composed.catalog
         self.known_stages = tuple(self.catalog.options("stage"))
@@ -241,8 +241,24 @@ class _Check:
                 what = f"'{key}' is not in the list {part}, so it has nothing to set."
                 self._problem(where, what, f"Put it there: {where.rpartition('.')[0]}.{part}=[…]")
                 return
+        path = where.rpartition(".")[0]
+        hint = nearest(key, known, f"{path}.") or self._elsewhere(path, key)
         names = f"It takes: {', '.join(known)}." if known else "It has no settings."
-        self._problem(where, f"{takes.name} takes no '{key}'.", f"{nearest(key, known)} {names}")
+        self._problem(where, f"{self._named(path)} takes no '{key}'.", f"{hint} {names}")
+
+    def _named(self, path: str) -> str:
+        """A node as it is typed: with its option, unless somebody has set another class."""
+        chosen = self.composed.choice(path)[1]
+        own = f"{path}._target_" in self.composed.sources
+        return f"{path}={chosen}" if isinstance(chosen, str) and not own else path
+
+    def _elsewhere(self, group: str, key: str) -> str:
+        """Options that take this key instead."""
+        files = self.composed.options(group)
+        found = [
+            f"{group}={name}" for name, file in files.items() if key in (load_yaml(file) or ())
+        ]
+        return f"Choose what takes it: {', '.join(found)}." if found else ""
 
     def _fitted(self, where: str, value: Any, annotation: Any) -> Any:
         if value == UNSET and where in self._touched:
@@ -260,7 +276,7 @@ class _Check:
         users = [spec for group, spec in specs.items() if group != "limits"]  # limits only bill it
         takes = [spec.signature.parts.items() for spec in _flat(users)]
         asked = {source(*part) for parts in takes for part in parts}
-        choice = composed.choices.get("model@draft_model", "none")
+        choice = composed.choice("draft_model")[1] or "none"
         if choice != "none" and "draft_model" not in asked:
             what = f"no part asks for a second model, so draft_model={choice} would do nothing."
             self._problem("draft_model", what, "Choose a drafter that uses one, or leave it out.")
@@ -270,7 +286,7 @@ class _Check:
         for spec in _flat(specs.values()):
             for name, annotation in spec.signature.parts.items():
                 if name not in spec.nested and source(name, annotation) is None:
-                    what = f"{spec.signature.name} wants '{name}' ({wanted(annotation)}), which no group makes."
+                    what = f"wants '{name}' ({wanted(annotation)}), which no group makes."
                     self._problem(spec.path, what, f"Groups: {', '.join(PARTS)}.")
 
 

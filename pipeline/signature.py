@@ -49,7 +49,6 @@ class Setting:
 class Signature:
     """What a constructor takes: parts by annotated type, in order; settings by name."""
 
-    name: str
     parts: Mapping[str, Any]
     settings: Mapping[str, Setting]
 
@@ -69,7 +68,7 @@ def signature(target: Any) -> Signature:
         parts |= signature(target.__base__).parts
     if inspect.Parameter.VAR_KEYWORD in kinds:
         settings |= signature(target.__base__).settings
-    return Signature(target.__name__, parts, settings)
+    return Signature(parts, settings)
 
 
 def _resolved(annotation: Any, target: Any) -> Any:

@@ -7,7 +7,9 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
+from pipeline.errors import refuse
 from pipeline.types import Batch, Done, Sequence, Speculation, Usage
 
 
@@ -15,7 +17,8 @@ class Telemetry:
     """Settings of group `telemetry`. With `trace`, prints each round's feed, proposal and outcome
     to standard error, one line a row. With `recount`, every round ends with a recount of all rows;
     what does not add up is an AssertionError, which costs the rows and is logged. With `spans` a server
-    sends an OpenTelemetry span for each request, with `content` also what was asked and answered."""
+    sends an OpenTelemetry span for each request to `endpoint`, with `content` also what was asked and
+    answered. ValueError for those two without it, and for an address that is none."""
 
     def __init__(
         self,
@@ -28,6 +31,11 @@ class Telemetry:
     ):
         self.trace, self.recount = trace, recount
         self.spans, self.endpoint, self.content = spans, endpoint, content
+        idle = "" if spans else "does nothing where no spans are sent. Add telemetry=otel"
+        refuse(
+            endpoint="" if endpoint is None else idle or _no_endpoint(endpoint),
+            content=idle if content else "",
+        )
 
     def round(self, batch: Batch) -> None:
         """Called when a round has been committed."""
@@ -58,6 +66,16 @@ class Telemetry:
                 f"proposed {sequence.proposal} accepted {sequence.accepted} emitted {emitted}",
                 file=sys.stderr,
             )
+
+
+def _no_endpoint(said: str) -> str:
+    """Why spans cannot be sent there; empty if they can."""
+    try:
+        parts = urlsplit(said)
+        fine = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        fine = False
+    return "" if fine else f"wants http://host:4318/v1/traces, got {said!r}"
 
 
 def _reuse(sequence: Sequence) -> str:

@@ -19,7 +19,7 @@ from pipeline.plan import plan
     [
         (
             ["drafter=ngram", "drafter.path=some_folder"],
-            "drafter.path: NGram takes no 'path'. It takes: max_ngram, min_ngram, growth, choice.",
+            "drafter.path: drafter=ngram takes no 'path'. Choose what takes it: drafter=assistant, drafter=auto,",
         ),
         (["drafter=eagle"], "drafter: has no option 'eagle'. Did you mean 'eagle3'?"),
         (["drafter=eagle3"], "drafter.path: must be set. Add drafter.path=VALUE"),

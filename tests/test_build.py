@@ -126,12 +126,15 @@ def test_settings_of_every_kind():
     toy = f"kv._target_={NOTED}"
     assert refused(toy) == ["kv.name: must be set: wants text. Add kv.name=VALUE"]
     assert refused(toy, "kv.name=x", "kv.nam=y") == [
-        "kv.nam: Noted takes no 'nam'. Did you mean 'name'? It takes: name, fail."
+        "kv.nam: kv takes no 'nam'. Did you mean 'kv.name'? It takes: name, fail."
     ]
     assert refused(toy, "kv.name=x", "kv.fail=later")[0] == (
         "kv.fail: wants one of , open, close, got 'later'."
     )
-    assert refused("kv.bits=4") == ["kv.bits: Native takes no 'bits'. It has no settings."]
+    assert refused("kv.bits=4") == [
+        "kv.bits: kv=native takes no 'bits'. Choose what takes it: kv=kv4, kv=kv8, kv=paged. "
+        "It has no settings."
+    ]
     grumpy = "kv._target_=toy_parts.Grumpy"
     assert refused(grumpy, "kv.sizes=[1,x]") == ["kv.sizes: item 1 wants a whole number, got 'x'."]
     assert refused(grumpy, "kv.size=0") == ["kv.size: wants 1 or more, got 0"]
@@ -178,12 +181,14 @@ def test_stages_and_phases():
         "finish, idle.",
     ]
     assert refused("stage.drft.k=3") == ["stage.drft: no stage named 'drft'. Did you mean 'draft'?"]
-    assert refused("stage.draft.k=3") == ["stage.draft.k: Draft takes no 'k'. It has no settings."]
+    assert refused("stage.draft.k=3") == [
+        "stage.draft.k: stage.draft takes no 'k'. It has no settings."
+    ]
 
 
 def test_a_parameter_that_nobody_fills():
     assert refused("kv._target_=toy_parts.Orphan")[0].startswith(
-        "kv: Orphan wants 'weather' (settings by name), which no group makes. Groups: device, model"
+        "kv: wants 'weather' (settings by name), which no group makes. Groups: device, model"
     )
 
 
@@ -290,19 +295,50 @@ def test_the_device_is_open_before_mlx_is_imported():
         ),
         (
             "server._target_=x",
-            "server._target_: ServerSettings takes no '_target_'. It takes: host, port, "
+            "server._target_: server takes no '_target_'. It takes: host, port, "
             "socket, keys, hosts, cors, max_connections, max_header_bytes, max_body_bytes, "
             "bodies_bytes, body_s, unread_s, max_choices, keepalive_s, shutdown_s, close_s, log, "
             "log_prompts, responses_ttl_s, responses_bytes, responses_folder, isolate, restarts, restart_s.",
         ),
         (
             "telemetry._target_=os.system",
-            "telemetry._target_: Telemetry takes no '_target_'. It takes: trace, recount, spans, endpoint, content.",
+            "telemetry._target_: telemetry takes no '_target_'. It takes: trace, recount, spans, endpoint, content.",
         ),
     ],
 )
 def test_settings_that_can_never_work(words, problem):
     assert refused(words) == [problem]
+
+
+def test_spans_that_would_go_nowhere_and_keys_nobody_takes_are_told_before_anything_runs():
+    wants = "telemetry.endpoint: wants http://host:4318/v1/traces, got "
+    for said in ("nourl", "http://", "http://a:port/", "localhost:4318"):
+        assert refused("telemetry=otel", f"telemetry.endpoint={said}") == [f"{wants}'{said}'"]
+    url = "telemetry.endpoint=http://collector:4318/v1/traces"
+    built("telemetry=otel", url, "telemetry.content=true")
+    nothing = "does nothing where no spans are sent. Add telemetry=otel"
+    told = [f"telemetry.endpoint: {nothing}", f"telemetry.content: {nothing}"]
+    assert refused(url, "telemetry.content=true", "server.port=99999")[1:] == told
+
+
+def test_a_key_is_refused_by_its_path_and_never_by_a_class():
+    """Whoever typed `server.keyss` has not heard of ServerSettings."""
+    groups = [g for g in (*PARTS, *SETTINGS) if g not in ("tier", "draft_model")]
+    told = refused(
+        *(f"{group}.xyzzy=1" for group in groups), "tier.ram.xyzzy=1", "stage.draft.xyzzy=1"
+    )
+    wanted = {f"{g}.xyzzy: {g}=" for g in groups} | {
+        "tier.ram.xyzzy: tier.ram ",
+        "stage.draft.xyzzy: stage.draft ",
+    }
+    assert len(told) == len(wanted)
+    assert all(any(line.startswith(start) for start in wanted) for line in told), told
+    (near,) = refused("server.keyss=x")
+    assert near.startswith(
+        "server.keyss: server=http takes no 'keyss'. Did you mean 'server.keys'? It takes: host"
+    )
+    (elsewhere,) = refused("adapters.folders.sql=x")
+    assert "adapters=none takes no 'folders'. Choose what takes it: adapters=lora." in elsewhere
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,10 @@ def test_all_at_once_with_nearest_names():
     assert text[0].startswith(
         "kvv: no such group or setting. Did you mean 'kv'? Groups: flow, model"
     )
-    assert text[1] == "depth.maxx: Fixed takes no 'maxx'. Did you mean 'max'? It takes: max."
+    assert (
+        text[1]
+        == "depth.maxx: depth=fixed takes no 'maxx'. Did you mean 'depth.max'? It takes: max."
+    )
 
 
 def test_plus_is_no_way_around():

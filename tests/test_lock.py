@@ -179,7 +179,7 @@ def test_one_value_of_the_configuration(cli, lock):
     code, _, err = cli("serve", lock, "kv=kv8", "depth.mx=2")
     assert code == 2
     assert "- kv: a lock's options are settled." in err
-    assert "- depth.mx: Fixed takes no 'mx'. Did you mean 'max'?" in err
+    assert "- depth.mx: depth=fixed takes no 'mx'. Did you mean 'depth.max'?" in err
 
 
 def test_other_code_and_another_machine(cli, lock, tmp_path):

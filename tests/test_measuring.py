@@ -129,7 +129,7 @@ def test_a_measurement_has_a_disk_tier_of_its_own(tmp_path):
         (["flow=score", "drafter=none"], "flow: flow=score answers nothing"),
         (
             ["workload.requets=3"],
-            "workload.requets: Workload takes no 'requets'. Did you mean 'requests'?",
+            "workload.requets: workload=chat takes no 'requets'. Did you mean 'workload.requests'?",
         ),
     ],
 )

@@ -196,7 +196,7 @@ def test_a_failed_point_is_a_row_and_is_tried_again(tmp_path):
 def test_a_point_that_does_not_fit_together_is_a_row_and_all_such_are_an_error(tmp_path):
     rows = run(read("depth.max=1,many"), tmp_path / "new", Runner())
     assert rows[1].reason.startswith("depth.max: wants a whole number")
-    with pytest.raises(ConfigError, match=r"depth.maxx: Fixed takes no 'maxx'"):
+    with pytest.raises(ConfigError, match=r"depth.maxx: depth=fixed takes no 'maxx'"):
         run(read("depth.maxx=1,2"), tmp_path / "other", Runner())
     assert not (tmp_path / "other").exists()
 

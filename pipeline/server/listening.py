@@ -6,14 +6,15 @@ import contextlib
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pipeline.errors import OpenError
 
 BACKLOG = 128
 UNSENT = 16 << 10  # bytes that the kernel keeps of what a reader has no room for; else megabytes
-OTHER_PORT = "Try: server.port=0"
+TRIED = 20  # ports after the one that was asked for
+USUAL = 8080
 OTHER_SOCKET = "Try another server.socket, in a folder of your own"
 
 
@@ -21,32 +22,42 @@ OTHER_SOCKET = "Try another server.socket, in a folder of your own"
 def listening(host: str, port: int, path: str | None) -> Iterator[list[socket.socket]]:
     """Bound sockets, the port's first. OpenError says why one cannot be had."""
     with contextlib.ExitStack() as stack:
-        with _explained(f"{host}:{port}", OTHER_PORT):
+        with _explained(f"{host}:{port}", lambda: _other_port(host, port)):
             listeners = [stack.enter_context(_tcp(host, port))]
             listeners[0].listen(BACKLOG)
         if path is not None:
-            with _explained(path, OTHER_SOCKET):
+            with _explained(path, lambda: OTHER_SOCKET):
                 listeners.append(stack.enter_context(_unix(Path(path).expanduser())))
         yield listeners
 
 
 def refuse_taken(host: str, port: int, path: str | None) -> None:
     """OpenError as from `listening`, without listening: nobody is let in who could not be served yet."""
-    with _explained(f"{host}:{port}", OTHER_PORT):
+    with _explained(f"{host}:{port}", lambda: _other_port(host, port)):
         _tcp(host, port).close()
     if path is not None:
-        with _explained(path, OTHER_SOCKET):
+        with _explained(path, lambda: OTHER_SOCKET):
             place = Path(path).expanduser()
             place.parent.stat()
             _refuse_what_is_not_stale(place)
 
 
 @contextlib.contextmanager
-def _explained(where: str, hint: str) -> Iterator[None]:
+def _explained(where: str, hint: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OpenError(f"cannot listen on {where}: {error}. {hint}") from error
+        raise OpenError(f"cannot listen on {where}: {error}. {hint()}") from error
+
+
+def _other_port(host: str, port: int) -> str:
+    """One that is free, as it is typed; the host is wrong if there is none."""
+    first = port + 1 if 1024 <= port < 65000 else USUAL  # lower ones are not for everybody
+    for other in range(first, first + TRIED):
+        with contextlib.suppress(OSError):
+            _tcp(host, other).close()
+            return f"Try: server.port={other}"
+    return "Try another server.host"
 
 
 def url(listener: socket.socket) -> str:

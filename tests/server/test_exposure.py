@@ -122,7 +122,7 @@ def test_an_address_that_is_taken_is_said_before_a_model_is_loaded(tmp_path, cap
     with listening("127.0.0.1", 0, path) as (port, _):
         taken = port.getsockname()[1]
         for settings, told in (
-            ([f"server.port={taken}"], "in use. Try: server.port=0"),
+            ([f"server.port={taken}"], "in use. Try: server.port="),
             (["server.port=0", f"server.socket={path}"], "another server"),
             (["server.port=0", f"server.socket={file}"], "is no socket"),
             (
@@ -133,6 +133,20 @@ def test_an_address_that_is_taken_is_said_before_a_model_is_loaded(tmp_path, cap
             assert main(["serve", "fake", *settings]) == 2
             assert told in capsys.readouterr().err
     assert file.read_text() == "mine"
+
+
+def test_another_port_that_is_named_is_free():
+    with listening("127.0.0.1", 0, None) as (port,):
+        with pytest.raises(OpenError) as refused, listening(*port.getsockname(), None):
+            pass
+        other = int(str(refused.value).rpartition("=")[2])
+        with listening("127.0.0.1", other, None) as (found,):
+            assert found.getsockname()[1] == other > 1023
+    with (
+        pytest.raises(OpenError, match=r"Try another server\.host"),
+        listening("192.0.2.1", 80, None),
+    ):
+        pass  # an address that no machine has
 
 
 def test_what_is_not_ours_is_left_alone(tmp_path):
