@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from pipeline.server.caller import admin_only
 from pipeline.server.contract import Leases, ServedEngine
 from pipeline.server.errors import JSON, dump
+from pipeline.server.pools import Pools
 from pipeline.server.settings import ServerSettings
 
 LOOK_S = 0.05  # how soon a client hears that its lease has begun, or is over
@@ -27,6 +28,7 @@ class Admin:
 
     engine: ServedEngine
     settings: ServerSettings
+    pools: Pools
 
     def routes(self) -> list[Route]:
         return [
@@ -38,7 +40,7 @@ class Admin:
     async def flush(self, request: Request) -> Response:
         """200 if all saved state is on disk now, else 503; either way with the figures."""
         admin_only(request)
-        report = await asyncio.to_thread(self.engine.flush)
+        report = await self.pools.wait(self.engine.flush)
         return JSON(report, 200 if report["durable"] else 503)
 
     async def drain(self, request: Request) -> Response:
@@ -46,14 +48,14 @@ class Admin:
         have not within `shutdown_s`. Then a flush, which is told but decides nothing: without a disk there is
         none to be had."""
         admin_only(request)
-        drained = await asyncio.to_thread(self.engine.drain, self.settings.shutdown_s)
-        flushed: Any = await asyncio.to_thread(self.engine.flush) if drained else None
+        drained = await self.pools.wait(self.engine.drain, self.settings.shutdown_s)
+        flushed: Any = await self.pools.wait(self.engine.flush) if drained else None
         return JSON({"drained": drained, "flush": flushed}, 200 if drained else 503)
 
     async def lease(self, request: Request) -> Response:
         """The engine stands still while this connection lasts: see `Lease`."""
         admin_only(request)
-        return Lease(self.engine.leases, self.settings.keepalive_s)
+        return Lease(self.engine.leases, self.pools, self.settings.keepalive_s)
 
 
 class Lease(Response):
@@ -63,16 +65,16 @@ class Lease(Response):
 
     media_type = "application/x-ndjson"
 
-    def __init__(self, leases: Leases, keepalive_s: float):
+    def __init__(self, leases: Leases, pools: Pools, keepalive_s: float):
         super().__init__()
         del self.headers["content-length"]
-        self._leases, self._keepalive_s = leases, keepalive_s
+        self._leases, self._pools, self._keepalive_s = leases, pools, keepalive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = uuid4().hex
         gone = asyncio.create_task(_hang_up(receive))
         try:
-            await asyncio.to_thread(self._leases.take, name)
+            await self._pools.figures(self._leases.take, name)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for line in self._lines(name, gone):
                 await send({"type": "http.response.body", "body": line, "more_body": True})
@@ -81,12 +83,12 @@ class Lease(Response):
             pass  # nobody reads
         finally:
             gone.cancel()
-            await asyncio.shield(asyncio.to_thread(self._leases.release, name))
+            await asyncio.shield(self._pools.figures(self._leases.release, name))
 
     async def _lines(self, name: str, gone: asyncio.Task[None]) -> AsyncIterator[bytes]:
         told, silent_s = "", 0.0
         while told != "over" and not gone.done():
-            state = await asyncio.to_thread(self._leases.state, name)
+            state = await self._pools.figures(self._leases.state, name)
             if state != told:
                 yield dump({"lease": state}) + b"\n"
             elif silent_s >= self._keepalive_s:

@@ -27,6 +27,7 @@ from pipeline.server.messages import Messages
 from pipeline.server.metrics import Metrics
 from pipeline.server.models import Models
 from pipeline.server.openapi import Description
+from pipeline.server.pools import Pools
 from pipeline.server.responses import Responses
 from pipeline.server.settings import ServerSettings
 from pipeline.server.spans.provider import Tracing
@@ -41,7 +42,7 @@ def create_app(
 ) -> Starlette:
     """The whole HTTP surface of an open engine; starts and stops nothing."""
     metrics = Metrics(engine)
-    store = settings.store()
+    store, pools = settings.store(), Pools()
     families: dict[str, Family] = {
         "/v1/chat/completions": Chat(),
         "/v1/completions": Completions(),
@@ -49,23 +50,25 @@ def create_app(
         "/v1/responses": (responses := Responses(store)),
     }
     routes: list[Route | Mount] = [
-        Route(path, _endpoint(Generation(engine, settings, metrics, family)), methods=["POST"])
+        Route(
+            path, _endpoint(Generation(engine, settings, metrics, family, pools)), methods=["POST"]
+        )
         for path, family in families.items()
     ]
-    tokens = routes_of(Tokens(engine, settings))
+    tokens = routes_of(Tokens(engine, settings, pools))
     routes += [Route(path, answer, methods=["POST"]) for path, answer in tokens.items()]
     routes += [
         Route("/v1/responses/{name}", responses.stored, methods=["GET", "DELETE"]),
         Route("/v1/responses/{name}/input_items", responses.input_items),
-        Route("/openapi.json", Description().answer),
+        Route("/openapi.json", Description(pools).answer),
         Route("/v1/models", (models := Models(engine)).all),
         Route("/v1/models/{name:path}", models.one),
-        *AdapterAdmin(engine, settings).routes(),
-        *_routes(Status(engine, metrics)),
+        *AdapterAdmin(engine, settings, pools).routes(),
+        *_routes(Status(engine, metrics, pools)),
         Route("/", (assets := Assets()).index),
-        Route("/events", Viewers(engine).events),
+        Route("/events", Viewers(engine, pools).events),
         Mount("/page", assets, name="page"),
-        *Admin(engine, settings).routes(),
+        *Admin(engine, settings, pools).routes(),
     ]
     traced = [tracing.middleware(families)] if tracing else []
     app = Starlette(

@@ -17,7 +17,7 @@ from pipeline.server.conversation import Message, plain_messages
 from pipeline.server.errors import invalid
 from pipeline.server.logprobs import ChatLogprobs, Logprobs
 from pipeline.server.replies import Chunks
-from pipeline.server.schema import Body, Ceiling, Common, Count, TemplateArgs, read
+from pipeline.server.schema import Body, Ceiling, Common, Count, Many, TemplateArgs, read
 from pipeline.server.speech import CallBegins, CallText, Content, Piece, Reasoning
 from pipeline.server.thinking import Effort, thinking, unread
 from pipeline.server.tools import Choice, Name, Tool, bound, choice, for_template, toolbox
@@ -39,7 +39,7 @@ class NamedTool(Body):
 
 class AllowedSet(Body):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1)]
+    tools: Annotated[Many[NamedTool], Field(min_length=1)]
 
 
 class AllowedTools(Body):
@@ -52,11 +52,11 @@ class AllowedTools(Body):
 
 
 class ChatBody(Common):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Many[Message], Field(min_length=1)]
     max_completion_tokens: Ceiling | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[Tool] | None = None
+    tools: Many[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None

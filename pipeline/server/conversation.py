@@ -9,7 +9,7 @@ from pydantic import Field
 
 from pipeline.server.body import parse_object
 from pipeline.server.errors import invalid
-from pipeline.server.schema import Body, read
+from pipeline.server.schema import Body, Many, read
 
 TEXTS = ("text", "input_text", "output_text")  # kinds of parts that are text
 
@@ -36,7 +36,7 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Any] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Many[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # the same under its other name

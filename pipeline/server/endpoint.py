@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from pipeline.server.answer import Answer
 from pipeline.server.asked import Bounds
-from pipeline.server.body import read_object
+from pipeline.server.body import read_body
 from pipeline.server.caller import caller
 from pipeline.server.contract import ServedEngine
 from pipeline.server.errors import JSON
 from pipeline.server.metrics import Metrics
 from pipeline.server.neutral import warning
+from pipeline.server.pools import Pools
 from pipeline.server.settings import ServerSettings
 from pipeline.server.streaming import EventStream
 from pipeline.server.writer import Family, Writer
@@ -31,10 +33,12 @@ class Generation:
     settings: ServerSettings
     metrics: Metrics
     family: Family
+    pools: Pools
 
     async def __call__(self, request: Request) -> Response:
-        body = await read_object(request, self.settings)
-        asked = self.family.read(body, bounds(self.engine, self.settings, request))
+        limits = bounds(self.engine, self.settings, request)
+        read = partial(self.family.read, bounds=limits)
+        asked = await read_body(request, self.settings, self.pools, read)
         answer = Answer(self.engine, asked, self.metrics)
         request.scope[ANSWER] = answer
         try:

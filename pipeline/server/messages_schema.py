@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pipeline.server.schema import Adapter, Body, Ceiling, Count
+from pipeline.server.schema import Adapter, Body, Ceiling, Count, Many
 from pipeline.server.tools import Name
 
-Stops = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=16)]
+Stops = Annotated[Many[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=16)]
 
 
 class TextBlock(Body):
@@ -27,7 +27,7 @@ class ToolUse(Body):
 class ToolResult(Body):
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1)
-    content: str | list[TextBlock] | None = None
+    content: str | Many[TextBlock] | None = None
     is_error: bool | None = None
 
 
@@ -49,7 +49,7 @@ Block = Annotated[
 
 class Turn(Body):
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[Block], Field(min_length=1)]
+    content: str | Annotated[Many[Block], Field(min_length=1)]
 
 
 class CustomTool(Body):
@@ -100,9 +100,9 @@ class CountBody(Body):
     """What `count_tokens` takes, and a message's request too."""
 
     model: str | None = None
-    messages: Annotated[list[Turn], Field(min_length=1)]
-    system: str | list[TextBlock] | None = None
-    tools: list[CustomTool] | None = None
+    messages: Annotated[Many[Turn], Field(min_length=1)]
+    system: str | Many[TextBlock] | None = None
+    tools: Many[CustomTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None

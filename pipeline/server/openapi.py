@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +14,7 @@ from pipeline.server.chat import ChatBody
 from pipeline.server.completions import TextBody
 from pipeline.server.errors import JSON
 from pipeline.server.messages_schema import CountBody, MessagesBody
+from pipeline.server.pools import Pools
 from pipeline.server.responses_schema import ResponsesBody
 from pipeline.server.tokens import DetokenizeBody, TokenizeBody
 
@@ -62,12 +62,13 @@ def document() -> dict[str, Any]:
 class Description:
     """The endpoint. Making the document takes long enough to be felt by others, so it is made once."""
 
-    def __init__(self) -> None:
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
         self._document: dict[str, Any] | None = None
 
     async def answer(self, request: Request) -> Response:
         if self._document is None:
-            self._document = await asyncio.to_thread(document)
+            self._document = await self._pools.text(document)
         return JSON(self._document)
 
 

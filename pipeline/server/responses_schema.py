@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from pipeline.server.schema import Adapter, Body, Ceiling, StreamOptions
+from pipeline.server.schema import Adapter, Body, Ceiling, Many, StreamOptions
 from pipeline.server.thinking import Effort
 from pipeline.server.tools import Choice, Name
+
+MAX_METADATA = 16  # pairs, as OpenAI has it
 
 
 class InputMessage(Body):
@@ -45,7 +47,7 @@ class ReasoningPart(Body):
 class ReasoningItem(Body):
     type: Literal["reasoning"]
     summary: list[Any] = []
-    content: list[ReasoningPart] | None = None
+    content: Many[ReasoningPart] | None = None
     id: str | None = None
     encrypted_content: str | None = None
     status: str | None = None
@@ -78,7 +80,7 @@ class ChosenTool(Body):
 class AllowedTools(Body):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[ChosenTool], Field(min_length=1)]
+    tools: Annotated[Many[ChosenTool], Field(min_length=1)]
 
     def named(self) -> Choice:
         names = tuple(tool.name for tool in self.tools)
@@ -109,27 +111,33 @@ class ReasoningConfig(Body):
     generate_summary: str | None = None
 
 
+def _few(pairs: Any) -> Any:
+    if isinstance(pairs, dict) and len(pairs) > MAX_METADATA:
+        raise ValueError(f"has more than {MAX_METADATA} pairs")
+    return pairs
+
+
 class ResponsesBody(Body):
     model: str | None = None
-    input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    input: str | Annotated[Many[dict[str, Any]], Field(min_length=1)]
     instructions: str | None = None
     previous_response_id: str | None = None
     max_output_tokens: Ceiling | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Many[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = (
+    include: Many[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = (
         None
     )
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], BeforeValidator(_few)] | None = None
     user: str | None = None
     truncation: Literal["disabled"] | None = None
     # ours

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -13,6 +12,7 @@ from pipeline.server.caller import caller
 from pipeline.server.contract import ServedEngine
 from pipeline.server.errors import JSON
 from pipeline.server.metrics import Metrics
+from pipeline.server.pools import Pools
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,12 @@ class Status:
 
     engine: ServedEngine
     metrics: Metrics
+    pools: Pools
 
     async def close_session(self, request: Request) -> Response:
         """204, whether the session was known or not: it is affinity, and nothing is lost with it."""
         name = caller(request).session(request.path_params["name"])
-        await asyncio.to_thread(self.engine.close_session, name)
+        await self.pools.figures(self.engine.close_session, name)
         return Response(status_code=204)
 
     async def health(self, request: Request) -> Response:
@@ -41,8 +42,8 @@ class Status:
         return JSON({"ready": ready}, 200 if ready else 503)
 
     async def stats(self, request: Request) -> Response:
-        return JSON(await asyncio.to_thread(self.engine.stats))
+        return JSON(await self.pools.figures(self.engine.stats))
 
     async def prometheus(self, request: Request) -> Response:
-        text = await asyncio.to_thread(self.metrics.text)
+        text = await self.pools.figures(self.metrics.text)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})

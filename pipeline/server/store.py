@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -33,13 +34,14 @@ class ResponseStore:
     """The last answers, up to `max_bytes` of JSON; each is forgotten `ttl_s` seconds after it was made,
     the longest unused first where there is no room. Each belongs to the `owner` who asked for it (the name of
     a key, or nobody's) and is not there for others. With a `folder` they are files there, one each, an owner's
-    in a folder of their own, written whole or not at all, and outlive the process. On the event loop only."""
+    in a folder of their own, written whole or not at all, and outlive the process. Safe on any thread."""
 
     def __init__(self, *, ttl_s: float, max_bytes: int, folder: str | None = None):
         self._ttl_s, self._max_bytes = ttl_s, max_bytes
         self._folder = Path(folder).expanduser() if folder else None
         self._kept: OrderedDict[Place, _Kept] = OrderedDict()
         self._bytes = 0
+        self._lock = threading.RLock()
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._find()
@@ -49,21 +51,40 @@ class ResponseStore:
         """One that is larger than all the room is not kept, nor one that the disk does not take."""
         assert ID.fullmatch(name)
         data = dump(record)
-        self._forget_old()
-        self.delete(owner, name)
-        if len(data) > self._max_bytes:
-            return
-        try:
-            self._write((owner, name), data)
-        except OSError as error:
-            log.warning("an answer was not kept: %s", error)
-            return
-        kept = data if self._folder is None else None
-        self._add((owner, name), _Kept(len(data), time.time() + self._ttl_s, kept))
-        self._make_room()
+        with self._lock:
+            self._forget_old()
+            self.delete(owner, name)
+            if len(data) > self._max_bytes:
+                return
+            try:
+                self._write((owner, name), data)
+            except OSError as error:
+                log.warning("an answer was not kept: %s", error)
+                return
+            kept = data if self._folder is None else None
+            self._add((owner, name), _Kept(len(data), time.time() + self._ttl_s, kept))
+            self._make_room()
 
     def get(self, owner: str, name: str) -> dict[str, Any] | None:
         """None if it is not there any more, never was, or is somebody else's."""
+        with self._lock:
+            data = self._data(owner, name)
+        with contextlib.suppress(ValueError):
+            return None if data is None else dict(json.loads(data))
+        return None
+
+    def delete(self, owner: str, name: str) -> bool:
+        with self._lock:
+            kept = self._kept.pop((owner, name), None)
+            if kept is None:
+                return False
+            self._bytes -= kept.size
+            if self._folder is not None:
+                with contextlib.suppress(OSError):
+                    self._file((owner, name)).unlink()
+        return True
+
+    def _data(self, owner: str, name: str) -> bytes | None:
         kept = self._kept.get((owner, name))
         if kept is None:
             return None
@@ -75,19 +96,7 @@ class ResponseStore:
             self.delete(owner, name)
             return None
         self._kept.move_to_end((owner, name))
-        with contextlib.suppress(ValueError):
-            return dict(json.loads(data))
-        return None
-
-    def delete(self, owner: str, name: str) -> bool:
-        kept = self._kept.pop((owner, name), None)
-        if kept is None:
-            return False
-        self._bytes -= kept.size
-        if self._folder is not None:
-            with contextlib.suppress(OSError):
-                self._file((owner, name)).unlink()
-        return True
+        return data
 
     def _forget_old(self) -> None:
         now = time.time()

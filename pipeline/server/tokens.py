@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pipeline.server.body import read_object
+from pipeline.server.body import read_body
 from pipeline.server.contract import ServedEngine
 from pipeline.server.conversation import Message, plain_messages
 from pipeline.server.endpoint import bounds
@@ -19,7 +19,8 @@ from pipeline.server.errors import JSON, invalid
 from pipeline.server.messages import prompt
 from pipeline.server.messages_schema import CountBody
 from pipeline.server.neutral import check_neutral, warning
-from pipeline.server.schema import Body, TemplateArgs, read
+from pipeline.server.pools import Pools
+from pipeline.server.schema import B, Body, Many, TemplateArgs, read
 from pipeline.server.settings import ServerSettings
 from pipeline.server.tools import Choice, Tool, for_template, toolbox
 
@@ -30,8 +31,8 @@ class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
     content: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    tools: list[Tool] | None = None
+    messages: Annotated[Many[Message], Field(min_length=1)] | None = None
+    tools: Many[Tool] | None = None
     add_special_tokens: bool | None = None
     add_special: bool | None = None
     add_generation_prompt: bool | None = None
@@ -41,7 +42,7 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: Many[Annotated[int, Field(ge=0)]]
 
 
 @dataclass(frozen=True)
@@ -50,33 +51,37 @@ class Tokens:
 
     engine: ServedEngine
     settings: ServerSettings
+    pools: Pools
 
     async def tokenize(self, request: Request) -> Response:
-        body = read(TokenizeBody, await read_object(request, self.settings))
+        body = await self._body(request, TokenizeBody)
         unknown = check_neutral(body.model_extra)
-        ids = await asyncio.to_thread(self._ids, body)
+        ids = await self.pools.text(self._ids, body)
         reply = {"tokens": ids, "count": len(ids)}
         reply["max_model_len"] = self.engine.target_info["context_len"]
         if body.return_token_strs:
-            reply["token_strs"] = await asyncio.to_thread(self._spelled, ids)
+            reply["token_strs"] = await self.pools.text(self._spelled, ids)
         return JSON(reply, headers=warning(unknown))
 
     async def detokenize(self, request: Request) -> Response:
-        body = read(DetokenizeBody, await read_object(request, self.settings))
+        body = await self._body(request, DetokenizeBody)
         unknown = check_neutral(body.model_extra)
         size = self.engine.target_info["vocab_size"]
         if not all(token < size for token in body.tokens):
             raise invalid(f"tokens: a token id is not in 0..{size - 1}.", "tokens")
-        text = await asyncio.to_thread(self.engine.tokenizer.decode, body.tokens)
+        text = await self.pools.text(self.engine.tokenizer.decode, body.tokens)
         return JSON({"prompt": text, "content": text}, headers=warning(unknown))
 
     async def count(self, request: Request) -> Response:
         """What a message's request would have as input, in tokens."""
-        body = read(CountBody, await read_object(request, self.settings))
+        body = await self._body(request, CountBody)
         limits = bounds(self.engine, self.settings, request)
         messages, args, _, ignored = prompt(body, limits)
-        ids = await asyncio.to_thread(self.engine.tokenizer.render, messages, args)
+        ids = await self.pools.text(self.engine.tokenizer.render, messages, args)
         return JSON({"input_tokens": len(ids)}, headers=warning(ignored))
+
+    async def _body(self, request: Request, kind: type[B]) -> B:
+        return await read_body(request, self.settings, self.pools, partial(read, kind))
 
     def _spelled(self, ids: Sequence[int]) -> list[str]:
         spelled = map(self.engine.tokenizer.token_bytes, ids)

@@ -15,6 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from pipeline.errors import BusyError
 from pipeline.server.caller import caller
 from pipeline.server.contract import ServedEngine
+from pipeline.server.pools import Pools
 from pipeline.server.streaming import HEADERS
 from pipeline.server.writer import frame
 
@@ -26,8 +27,8 @@ class Viewers:
     """First an event `pipeline`: what is served; then `figures`, all of /stats. They are taken at most
     once a period for all viewers together, and not at all while there are none."""
 
-    def __init__(self, engine: ServedEngine, period_s: float = PERIOD_S):
-        self._engine, self._period_s = engine, period_s
+    def __init__(self, engine: ServedEngine, pools: Pools, period_s: float = PERIOD_S):
+        self._engine, self._pools, self._period_s = engine, pools, period_s
         self._instance = uuid4().hex  # another one: the server has been started again
         self._coming: asyncio.Future[tuple[bytes, bool]] | None = None
         self._taken = -period_s  # when, monotonic seconds
@@ -55,7 +56,7 @@ class Viewers:
 
     async def _news(self) -> AsyncIterator[bytes]:
         if self._served is None:
-            self._served = await asyncio.to_thread(self._describe)
+            self._served = await self._pools.figures(self._describe)
         yield self._served
         going = True
         while going:
@@ -70,7 +71,7 @@ class Viewers:
 
     async def _take(self) -> tuple[bytes, bool]:
         await asyncio.sleep(self._taken + self._period_s - time.monotonic())
-        stats = await asyncio.to_thread(self._engine.stats)
+        stats = await self._pools.figures(self._engine.stats)
         self._taken = time.monotonic()
         going = stats["state"] in ("open", "draining", "restarting")
         return frame({"at": self._taken, **stats}, "figures"), going

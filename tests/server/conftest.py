@@ -291,4 +291,5 @@ def script() -> Any:
         greeting=greeting,
         TEXT=TEXT,
         saying=saying,
+        types=types,
     )
