@@ -9,7 +9,7 @@ collected and in our words. Nothing is imported from `stages` and no value is ju
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -287,7 +287,7 @@ def _lay(tree: DictConfig, values: Any, source: str, draft: _Draft) -> None:
         tree.merge_with(OmegaConf.create(values))
     except (OmegaConfBaseException, ValueError) as error:
         draft.problems.append(Problem(source, _first_lines(error)))
-    for path in leaves(values):
+    for path, _ in leaves(values):
         draft.sources[path] = source
 
 
@@ -299,13 +299,13 @@ def _lay_overlays(tree: DictConfig, draft: _Draft) -> None:
         _lay(tree, values, f"{group}={option}", draft)
 
 
-def leaves(values: Any, path: str = "") -> list[str]:
-    """Dotted paths of everything that is not a mapping."""
-    if not isinstance(values, Mapping):
-        return [path]
-    return [
-        leaf for k, v in values.items() for leaf in leaves(v, f"{path}.{k}" if path else str(k))
-    ]
+def leaves(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted paths and values of all that is not a mapping with something in it."""
+    if not isinstance(values, Mapping) or (path and not values):
+        yield path, values
+        return
+    for key, value in values.items():
+        yield from leaves(value, f"{path}.{key}" if path else str(key))
 
 
 def _set_values(tree: DictConfig, parsed: Sequence[Override | Problem], draft: _Draft) -> None:
@@ -327,7 +327,7 @@ def _set(tree: DictConfig, item: Value, draft: _Draft) -> None:
     except (OmegaConfBaseException, ValueError, IndexError, TypeError) as error:
         draft.problems.append(Problem(item.path, _first_lines(error)))
         return
-    for path in leaves(item.value, item.path):
+    for path, _ in leaves(item.value, item.path):
         draft.sources[path] = "command line"
     if item.text is not None:
         draft.texts[item.path] = item.text

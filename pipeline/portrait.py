@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from pipeline.catalog import ALWAYS, first_comment
-from pipeline.compose import Composed
+from pipeline.compose import Composed, leaves
 from pipeline.drawing import WHEN, as_dict
 from pipeline.graph import LOOPS, Graph
-from pipeline.lab.lock.secrets import storable
+from pipeline.secrets import storable
 
 
 class Drawn(Protocol):
@@ -61,7 +61,7 @@ def _choice(composed: Composed, key: str, chosen: Any) -> dict[str, Any]:
 
 def _settings(composed: Composed, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     groups = {key.partition("@")[2] or key: key for key in composed.choices}
-    for path, value in _leaves(config):
+    for path, value in leaves(config):
         if not path.endswith("_target_"):
             source = composed.sources.get(path) or _option(composed, groups, path)
             yield {"path": path, "value": value, "from": source}
@@ -74,12 +74,3 @@ def _option(composed: Composed, groups: Mapping[str, str], path: str) -> str:
         return f"{ALWAYS}/{rest.partition('.')[0]}.yaml"
     chosen = composed.choices.get(groups.get(group, group), "")
     return f"{group}={rest.partition('.')[0] if isinstance(chosen, list) else chosen}"
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted paths and values of all that is not a mapping with something in it."""
-    if not isinstance(value, Mapping) or not value:
-        yield path, value
-        return
-    for key, item in value.items():
-        yield from _leaves(item, f"{path}.{key}" if path else str(key))

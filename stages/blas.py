@@ -84,6 +84,12 @@ def extension() -> str | None:
     return package_file("stages", "_blas*.so")
 
 
+def files() -> list[Path]:
+    """What of these is here, as far as it has a path."""
+    places = (extension(), scipy_openblas(), cmeel_openblas(), system_openblas())
+    return [path for path in map(Path, filter(None, places)) if path.is_file()]
+
+
 def load_extension() -> Blas | None:
     """Our kernels for float32 products, over the first OpenBLAS that loads for the others."""
     if (path := extension()) is None:

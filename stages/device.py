@@ -179,6 +179,12 @@ class Device:
         ):  # no glibc: its allocator gives back by itself
             ctypes.CDLL(None).malloc_trim(0)
 
+    def libraries(self) -> Mapping[str, Path]:
+        """Files of the products that are, or would be, loaded before mlx; none where they are MLX's own."""
+        kind = probable_kind() if self.kind == "auto" else self.kind
+        ours = sys.platform == "linux" and kind == "cpu" and self.blas != "none"
+        return {path.name: path for path in blases.files()} if ours else {}
+
     def describe(self) -> Mapping[str, Any]:
         """Plain facts for /health and `doctor`."""
         total, free = memory_bytes()

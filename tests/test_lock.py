@@ -16,8 +16,9 @@ from pipeline.cli import main
 from pipeline.lab.lock import file
 from pipeline.lab.lock.drift import Difference
 from pipeline.lab.lock.file import sealed
-from pipeline.lab.lock.secrets import HIDDEN, storable, typed
+from pipeline.secrets import HIDDEN, storable, typed
 from pipeline.server.keys import make_key
+from stages import blas
 from stages.models.tiny import Tiny
 
 ROOT = Path(__file__).parents[1]
@@ -132,6 +133,7 @@ def test_one_byte_of_the_weights(cli, lock, home, tmp_path):
     [
         ("model.weights", "model.path"),
         ("adapters.a/weights", "adapters.folders"),
+        ("adapters.shelf/a/weights", "adapters.shelf"),
         ("kv.map.json", "kv.map"),
     ],
 )
@@ -166,7 +168,7 @@ def test_one_package_version(cli, lock, tmp_path, monkeypatch):
     code, out, _ = cli("replay", lock, "--allow-drift", "packages")
     assert code == 0
     assert "allowed: packages.numpy" in out
-    code, out, _ = cli("replay", lock, "--allow-drift", "packages.scipy,platform")
+    code, out, _ = cli("replay", lock, "--allow-drift", "packages.mlx,platform")
     assert code == 2
     assert "differs: packages.numpy" in out and "every token is the locked one" in out
 
@@ -198,6 +200,13 @@ def test_other_code_and_another_machine(cli, lock, tmp_path):
     code, _, err = cli("serve", path, "--allow-drift", "plattform")
     assert code == 2
     assert "nothing is called 'plattform'. Did you mean 'platform'?" in err
+    for verb in ("serve", "replay"):
+        said = "platform,config.servr,packages.nunpy,made"
+        code, _, err = cli(verb, path, "--allow-drift", said)
+        assert code == 2
+        assert "nothing is called 'config.servr'. Did you mean 'config.server'?" in err
+    code, _, err = cli("serve", path, "--allow-drift", "probes")
+    assert "nothing is called 'probes'. It takes: choices, config, graph" in err
 
 
 def test_the_first_token_that_differs_is_told_with_both_scores(cli, lock, tmp_path):
@@ -231,8 +240,21 @@ def test_edited_and_cut_short(cli, lock, tmp_path):
     )
     code, _, err = cli("replay", path)
     assert code == 2
-    assert f"- {path} config.depth: was edited after the lock was made. It now says" in err
-    assert "'max': 6" in err and f"- {path} config.scheduler: was edited" in err
+    assert (
+        f"- {path} config.depth.max: was edited after the lock was made: 4 -> 6. A lock is" in err
+    )
+    assert (
+        f"- {path} config.scheduler.step_tokens: was edited after the lock was made: 256 -> 1."
+        in err
+    )
+    assert "2 problems" in err
+    path.write_text(text.replace("step_tokens: 256", "stp_tokens: 256").replace("cpu: ", "cpu: Z"))
+    err = cli("replay", path)[2]
+    assert (
+        "config.scheduler.step_tokens: was edited after the lock was made: 256 -> nothing." in err
+    )
+    assert "config.scheduler.stp_tokens: was edited after the lock was made: nothing -> 256." in err
+    assert "platform.cpu: was edited after the lock was made; it now says Z" in err
     path.write_text(text[: text.index("probes:")])
     assert "lacks probes, seals, digest: it was cut short. Copy it" in cli("serve", path)[2]
     path.write_text(text[:900])
@@ -243,14 +265,48 @@ def test_edited_and_cut_short(cli, lock, tmp_path):
     assert "Did you mean 'probes'?" in err
     path.write_text(text.replace("seals: {", "seals: {spare.part: abc, other: abc, "))
     err = cli("serve", path)[2]
-    assert "spare.part: was edited after the lock was made. It now says nothing." in err
+    assert "spare.part: was edited after the lock was made; it now says nothing." in err
     assert "other: was edited" in err
-    path.write_text(text.replace("lock: 1\n", "lock: 7\n"))
-    assert "has the layout 7; this version of headrace reads 1." in cli("diff", path, lock)[2]
+    path.write_text(text.replace("lock: 2\n", "lock: 7\n"))
+    assert "has the layout 7; this version of headrace reads 2." in cli("diff", path, lock)[2]
     path.write_text("[]")
     assert "is no lock" in cli("replay", path)[2]
     assert "there is no such lock" in cli("replay", tmp_path / "c.lock.yaml")[2]
     assert "is a lock, not a recipe. Try: headrace serve" in cli("check", lock)[2]
+
+
+def test_adapters_and_those_that_may_come_later_are_locked(cli, tmp_path):
+    shelf = tmp_path / "shelf"
+    for name in ("poet", "half"):
+        (shelf / name).mkdir(parents=True)
+        (shelf / name / "adapter_config.json").write_text("{}")
+    weights = shelf / "poet" / "adapters.safetensors"
+    weights.write_bytes(b"one")
+    path = tmp_path / "s.lock.yaml"
+    code, _, err = cli("lock", "tiny", "adapters=lora", f"adapters.shelf={shelf}", "-o", path)
+    assert code == 0, err
+    assert list(load_yaml(path)["artifacts"]["adapters"]) == [
+        "shelf/poet/adapter_config.json", "shelf/poet/adapters.safetensors",
+    ]  # fmt: skip
+    weights.write_bytes(b"two")
+    (shelf / "half" / "adapters.safetensors").write_bytes(b"new")
+    code, _, err = cli("serve", path)
+    assert code == 2 and "3 differences" in err
+    assert "- artifacts.adapters.shelf/poet/adapters.safetensors: 3 bytes" in err
+    assert "- artifacts.adapters.shelf/half/adapters.safetensors: nothing was locked" in err
+    code, _, err = cli(
+        "serve", path, "--allow-drift", "artifacts.adapters.shelf/half/adapters.safetensors"
+    )
+    assert code == 2 and "2 differences" in err
+
+
+def test_another_build_of_the_kernels_is_another_platform(cli, lock, tmp_path, monkeypatch):
+    (tmp_path / "libopenblas.so").write_text("another build")
+    monkeypatch.setattr(blas, "system_openblas", lambda: str(tmp_path / "libopenblas.so"))
+    code, out, _ = cli("replay", lock)
+    assert code == 2
+    assert "differs: platform.libraries.libopenblas.so: nothing was locked, 13 bytes" in out
+    assert cli("replay", lock, "--allow-drift", "platform")[0] == 0
 
 
 def test_where_a_lock_is_written(cli, lock, tmp_path):
@@ -274,6 +330,18 @@ def test_two_locks(cli, lock, tmp_path):
     assert code == 2
     assert "packages.mlx: " in out and "1.0 is in the other" in out
     assert "headrace diff A.lock.yaml B.lock.yaml" in cli("diff", lock)[2]
+    for words in ((lock, "fake"), ("fake", lock)):
+        code, _, err = cli("diff", *words)
+        assert code == 2 and "fake: is no lock: a lock's name ends with .lock.yaml." in err
+        assert "headrace lock fake -o fake.lock.yaml" in err
+    assert (
+        f"{lock.parent}: is a folder, not a lock. Locks in it: a.lock.yaml."
+        in cli("diff", lock, lock.parent)[2]
+    )
+    assert (
+        f"Name a file: {lock.parent}/model/NAME.lock.yaml"
+        in cli("diff", lock, lock.parent / "model")[2]
+    )
 
 
 def test_no_secret_enters(cli, tmp_path, monkeypatch):
@@ -311,7 +379,14 @@ def test_what_is_taken_for_a_secret():
     own, _ = make_key()
     hidden = {"keys": own, "endpoint": "https://host/v1/traces?team=a&api-key=b"}
     assert storable(hidden, {}) == dict.fromkeys(hidden, HIDDEN)
-    assert typed(["server.token=abc", "depth.max=3"]) == ["server.token=???", "depth.max=3"]
+    said = [
+        "server.token=abc",
+        "depth.max=3",
+        "a.b={api-key: x}",
+        "c=[d, Bearer abcdefgh]",
+        "e=${oc.env:F}",
+    ]
+    assert typed(said) == ("server.token=???", "depth.max=3", "a.b=???", "c=???", "e=${oc.env:F}")
 
 
 def test_texts_that_look_like_numbers_come_back_as_texts(tmp_path):

@@ -15,12 +15,13 @@ from support import serving, together
 
 from pipeline.cli import main
 from pipeline.errors import ConfigError
+from pipeline.lab import children
 from pipeline.lab.comparison import compare, same_answers, warm_up
 from pipeline.lab.contestants import Contestant
 from pipeline.lab.driving import Pass, less
 from pipeline.lab.metrics import METRICS, figures, percentile, totals
 from pipeline.lab.sides import Checked, against
-from pipeline.lab.sse import Reply
+from pipeline.lab.sse import BenchError, Reply
 from pipeline.lab.workload import Workload
 from stages.device import Device
 
@@ -148,7 +149,9 @@ def test_who_mlx_lm_can_be_compared_with():
         against("mlx_lm", Checked.of("smollm2", ["workload=json"]))
 
 
-def test_bench_measures_two_recipes_by_turns_and_writes_what_it_found(tmp_path, capsys):
+def test_bench_measures_two_recipes_by_turns_and_writes_what_it_found(
+    tmp_path, capsys, monkeypatch
+):
     out = tmp_path / "new"
     words = [
         "bench",
@@ -160,12 +163,18 @@ def test_bench_measures_two_recipes_by_turns_and_writes_what_it_found(tmp_path, 
         "workload.requests=4",
         "server.host=0.0.0.0",  # it is measured without keys, on 127.0.0.1
         f"server.keys={tmp_path / 'keys.yaml'}",
+        "server.hosts=[${oc.env:WHO}, sk-abcdefghij1234567890]",
     ]
-    other = "fake model.layers=2 drafter=none"
+    monkeypatch.setenv("WHO", "a-private-name")
+    other = "fake model.layers=2 drafter=none 'server.log=http://me:sesame@host'"
     code = main([*words, "--against", other, "--repeats", "2", "--out", str(out)])
     said = capsys.readouterr().out
     assert code == 0
-    found = json.loads((out / "result.json").read_text())
+    text = (out / "result.json").read_text()
+    assert not [word for word in ("a-private-name", "sk-abc", "sesame") if word in text]
+    found = json.loads(text)
+    assert found["contestants"][0]["config"]["server"]["hosts"] == ["${oc.env:WHO}", "???"]
+    assert "server.hosts=???" in found["command"] and "server.log=???" in found["command"]
     ours, theirs = found["contestants"]
     assert found["repeats"] == 2 and found["versions"]["headrace"]
     assert ours["choices"]["drafter"] == "random" and theirs["choices"]["drafter"] == "none"
@@ -194,7 +203,8 @@ def test_bench_measures_two_recipes_by_turns_and_writes_what_it_found(tmp_path, 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found on Linux only")
-def test_bench_that_is_told_to_end_stops_its_server_and_leaves_no_folder(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_the_server_of_a_bench_ends_with_it_however_it_ends(tmp_path, number):
     out = tmp_path / "new"
     words = ["bench", "fake", "model.layers=2", "--repeats", "9999", "--out", str(out)]
     command = [sys.executable, "-m", "pipeline", *words]
@@ -203,10 +213,24 @@ def test_bench_that_is_told_to_end_stops_its_server_and_leaves_no_folder(tmp_pat
         until = time.monotonic() + 60
         while not (server := children.read_text().split()) and time.monotonic() < until:
             time.sleep(0.1)
-        bench.terminate()
-        assert bench.wait(30) == 128 + signal.SIGTERM
+        time.sleep(0.3)
+        bench.send_signal(number)
+        assert bench.wait(30) == (-number if number == signal.SIGKILL else 128 + number)
+    while Path("/proc", server[0]).exists() and time.monotonic() < until:
+        time.sleep(0.1)
     assert server and not Path("/proc", server[0]).exists()
-    assert not out.exists()
+    assert number == signal.SIGKILL or not out.exists()
+
+
+def test_a_child_that_does_not_listen_is_made_to_end(monkeypatch):
+    monkeypatch.setattr(children, "GRACE_S", -1.5)
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(60)"
+    with children.Child(["-c", code], stdout=subprocess.PIPE) as child:
+        assert child.stdout.readline() == b"on\n"
+        assert child.end() == -signal.SIGKILL
+    with pytest.raises(BenchError, match=r"raise SystemExit.* failed: no"):
+        children.output(["-c", "raise SystemExit('no')"])
+    assert children.output(["-c", "import sys; print(*sys.argv)", "a"]) == "-c a\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read on Linux only")

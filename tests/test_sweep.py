@@ -18,10 +18,12 @@ from lab_rows import contestant
 from pipeline.catalog import package_folder
 from pipeline.cli import main
 from pipeline.errors import ConfigError
-from pipeline.lab import experiment, sweep
+from pipeline.lab import experiment, report, sweep
 from pipeline.lab.folder import LOCK, FolderError, own, write
 from pipeline.lab.jobs import Job, parse
+from pipeline.lab.lock import facts
 from pipeline.lab.table import machine
+from stages import blas
 
 SHIPPED = ("kv_quality", "drafters", "depth", "tiers", "rows")
 FAKE = ("model.layers=2",)
@@ -181,6 +183,89 @@ def test_what_changes_a_result_makes_another_point(tmp_path):
     runner = Runner()  # a round has more to do
     run(read("server.isolate=false,true", "telemetry.recount=false,true"), folder, runner)
     assert len(runner.asked) == 4
+
+
+def test_no_secret_enters_what_a_sweep_writes(tmp_path, monkeypatch):
+    monkeypatch.setenv("WHO", "a-private-name")
+    said = (
+        "server.hosts=[${oc.env:WHO}]",
+        "server.log=http://me:sesame@host",
+        "depth.max=1,2,x",
+    )
+    wanted = read(*said, "model.name=hr-1234567890abcdef,plain")
+
+    class Fails(Runner):
+        def __call__(self, jobs):
+            for index, job in enumerate(jobs):
+                assert said[1] in job.overrides, "who measures is told all"
+                yield index, {"status": "failed", "reason": f"a-private-name: {job.overrides}"}
+
+    def publish(folder, rows):
+        report.publish(folder, wanted, rows, {"command": "", "date": ""})
+
+    sweep.run(wanted, tmp_path / "new", Fails(), lambda row, of: None, (), publish)
+    written = [path.read_text() for path in (tmp_path / "new").rglob("*.*") if path.is_file()]
+    assert len(written) >= 3 + 4
+    told = "".join(written)
+    assert not [word for word in ("a-private-name", "sesame", "hr-123") if word in told]
+    assert "server.log=???" in told and "server.hosts=[${oc.env:WHO}]" in told
+
+
+@pytest.fixture
+def point(tmp_path):
+    """The digest of one point, as things are."""
+    weights = tmp_path / "model"
+    weights.mkdir()
+    (weights / "config.json").write_text("{}")
+    (weights / "model.safetensors").write_bytes(b"one")
+
+    def digest():
+        said = [f"model.path={weights}", "depth.max=1,2", f"adapters.folders.a={tmp_path / 'a'}"]
+        wanted = experiment.read("local", ["adapters=lora", *said], {})
+        return sweep._check(wanted, ())[0][0].digest
+
+    return digest
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("packages", lambda: {"numpy": "9.9.9"}),
+        ("cpu_name", lambda: "Z80"),
+        ("_sources", lambda package: f"other {package}"),
+    ],
+)
+def test_another_installation_or_machine_makes_another_point(point, monkeypatch, name, change):
+    before = point()
+    assert point() == before
+    monkeypatch.setattr(facts, name, change)
+    assert point() != before
+
+
+def test_other_files_kernels_and_environment_make_another_point(point, tmp_path, monkeypatch):
+    digests = [point()]
+    stamp = (tmp_path / "model" / "model.safetensors").stat()
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"two")
+    digests.append(point())
+    os.utime(
+        tmp_path / "model" / "model.safetensors", ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 9)
+    )
+    assert point() == digests[-1], "the bytes are the same"
+    adapter = tmp_path / "a"
+    adapter.mkdir()
+    for file in ("adapter_config.json", "adapters.safetensors"):
+        (adapter / file).write_text("{}")
+    digests.append(point())
+    (adapter / "adapters.safetensors").write_text("{1}")
+    digests.append(point())
+    (tmp_path / "libopenblas.so").write_text("another build")
+    monkeypatch.setattr(blas, "system_openblas", lambda: str(tmp_path / "libopenblas.so"))
+    digests.append(point())
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    digests.append(point())
+    monkeypatch.setattr(os, "cpu_count", lambda: 99)
+    digests.append(point())
+    assert len(set(digests)) == 7
 
 
 def test_a_failed_point_is_a_row_and_is_tried_again(tmp_path):

@@ -99,6 +99,20 @@ def test_the_recipe_says_what_was_meant(tmp_path):
         recipe.write(path, "", meant)
 
 
+def test_a_recipe_keeps_no_secret_and_one_that_is_wrong_is_not_left(tmp_path, monkeypatch):
+    monkeypatch.setenv("WHO", "a-private-name")
+    meant = compose("fake", ["model.name=${oc.env:WHO}", "server.hosts=[sk-abcdefghij1234567890]"])
+    path = tmp_path / "mine.yaml"
+    recipe.write(path, recipe.text(meant, []), meant)
+    assert "private" not in path.read_text() and "sk-abc" not in path.read_text()
+    assert compose(str(path)).config["model"]["name"] == "a-private-name"
+    with pytest.raises(ConfigError, match="a recipe extends base"):
+        recipe.write(tmp_path / "bad.yaml", "defaults: []\n", meant)
+    with pytest.raises(AssertionError, match="would not be what was tuned"):
+        recipe.write(tmp_path / "bad.yaml", recipe.text(compose("fake"), []), meant)
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_on_a_model_of_no_weights(tmp_path, monkeypatch, capsys):
     """The real thing, two candidates: measured in processes of their own, written, and right."""
     monkeypatch.chdir(tmp_path)
@@ -120,6 +134,7 @@ def test_on_a_model_of_no_weights(tmp_path, monkeypatch, capsys):
     assert out.startswith("t.yaml: headrace serve t.yaml")
     assert "rows, by tokens_per_s" in err and "limits.max_rows=1: " in err
     text = (tmp_path / "t.yaml").read_text()
+    assert "# Tuned by: headrace tune fake model.delay_ms=4 --goal throughput --floor 0.95 " in text
     assert "max_rows: 16" in text and "# Goal: fake, tuned: as many tokens a second" in text
     assert main(["check", "t.yaml"]) == 0
     assert main(list(words)) == 2

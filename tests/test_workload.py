@@ -113,7 +113,9 @@ def test_what_is_wrong_with_settings_is_said(settings, text):
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
     made = workload("workload=jsonl", f"workload.path={tmp_path / 'no'}")
-    with pytest.raises(ConfigError, match="no cannot be read"):
+    with pytest.raises(
+        ConfigError, match=r"no cannot be read: No such file or directory. Type workload.path=FILE"
+    ):
         made.arrivals(0)
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(ConfigError, match="has no request"):

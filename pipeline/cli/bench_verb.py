@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
@@ -37,10 +36,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """0 if it was measured; what cannot start or answer is said as its server said it."""
+    from pipeline.lab.children import end_in_order
     from pipeline.lab.folder import own, write
     from pipeline.lab.sides import Checked, against
 
-    signal.signal(signal.SIGTERM, _leave)
+    end_in_order()
     ours = Checked.of(args.recipe, args.overrides, args.allow_code)
     theirs = against(args.against, ours) if args.against else None
     started = time.strftime("%Y%m%d-%H%M%S")
@@ -51,11 +51,6 @@ def run(args: Namespace) -> int:
     _print(found)
     print(f"{folder / 'result.json'}")
     return 0
-
-
-def _leave(number: int, frame: object) -> None:
-    """End as an exception does, so that the servers are stopped too and nothing half-written stays."""
-    raise SystemExit(128 + number)
 
 
 def measured(ours: Checked, theirs: Checked | str | None, repeats: int) -> dict[str, Any]:
@@ -72,7 +67,7 @@ def measured(ours: Checked, theirs: Checked | str | None, repeats: int) -> dict[
             if error.code in (None, 2):
                 raise HeadraceError(str(error)) from error
             raise
-    return result(sides, passes, ours.workload, ours.threads)
+    return result(sides, passes, ours.threads)
 
 
 def _sides(ours: Checked, theirs: Checked | str | None, place: Path) -> list[Side]:
@@ -88,9 +83,11 @@ def _sides(ours: Checked, theirs: Checked | str | None, place: Path) -> list[Sid
 
 
 def _command(args: Namespace) -> str:
-    more = ["--against", args.against] if args.against else []
-    words = ["headrace", "bench", args.recipe, *args.overrides, *more, "--repeats", args.repeats]
-    return shlex.join(map(str, words))
+    from pipeline.secrets import typed, words
+
+    more = ["--against", words(args.against)] if args.against else []
+    said = [args.recipe, *typed(args.overrides), *more, "--repeats", str(args.repeats)]
+    return shlex.join(["headrace", "bench", *said])
 
 
 def _print(found: Mapping[str, Any]) -> None:

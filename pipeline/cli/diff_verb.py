@@ -16,9 +16,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """0; of locks, 2 if they differ."""
-    if args.recipe.endswith(".lock.yaml"):
+    if any(name.endswith(".lock.yaml") for name in (args.recipe, *args.overrides[:1])):
         return _locks(args)
-    from pipeline.compose import compose
+    from pipeline.compose import compose, leaves
     from pipeline.plan import plan
 
     names = [None, args.recipe]
@@ -30,7 +30,7 @@ def run(args: Namespace) -> int:
         for name, overrides in zip(names, said, strict=True)
     )
     lines = _lines("options", old.composed.choices, new.composed.choices)
-    values = _lines("values", flat(old.config), flat(new.config))
+    values = _lines("values", dict(leaves(old.config)), dict(leaves(new.config)))
     print(f"{old.composed.recipe} -> {new.composed.recipe}")
     print("\n".join([*lines, *values]) or "no difference")
     return 0
@@ -56,15 +56,6 @@ def _locks(args: Namespace) -> int:
 def _lines(title: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     found = [f"  {key}: {before} -> {after}" for key, before, after in changes(old, new)]
     return [title, *found] if found else []
-
-
-def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Dotted path -> value."""
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        where = f"{path}.{key}" if path else str(key)
-        found |= flat(value, where) if isinstance(value, Mapping) and value else {where: value}
-    return found
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:

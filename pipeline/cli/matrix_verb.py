@@ -28,10 +28,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """0 if no cell fails, else 1. Refused cells are told, with their reasons."""
+    from pipeline.lab.children import end_in_order
+    from pipeline.lab.folder import write
     from pipeline.lab.matrix.cells import Axes
     from pipeline.lab.matrix.page import page, refusals, summary
     from pipeline.lab.matrix.run import run as try_all
 
+    end_in_order()
     workers = _workers(args.workers)
     place = Path(args.output) if args.output else None
     if place and not place.parent.is_dir():
@@ -43,7 +46,7 @@ def run(args: Namespace) -> int:
     for reason, count in refusals(outcomes).items():
         print(f"refused, {count} cells: {reason}")
     if place:
-        place.write_text(page(outcomes, _command(args), _place(seconds, workers)), "utf-8")
+        write(place, page(outcomes, _command(args), _place(seconds, workers)))
     return 1 if any(one.outcome == "fails" for one in outcomes) else 0
 
 

@@ -16,18 +16,17 @@ def run(args: Namespace) -> int:
     """0 if nothing differs but what may, and every token is the locked one; else 2. What differs is
     printed first, and the probes are asked all the same if the model opens: they tell what it means."""
     from pipeline.engine import Engine
-    from pipeline.lab.lock.drift import allowances, refused
+    from pipeline.lab.lock.drift import allowances
     from pipeline.lab.lock.file import read
     from pipeline.lab.lock.probes import replayed
     from pipeline.lab.lock.start import Locked
 
-    allowed = allowances(args.allow_drift)
     lock = read(args.recipe)
-    locked = Locked(lock, args.overrides, args.allow_code)
+    locked = Locked(lock, args.overrides, args.allow_code, allowances(args.allow_drift))
     apart = 0
     with Engine(locked.pipeline) as engine:
         locked.look_at_the_model(engine)
-        bad = refused(locked.drift, allowed)
+        bad = locked.refused
         for one in locked.drift:
             print(
                 f"{'differs' if one in bad else 'allowed'}: {one if one in bad else one.told('here')}"

@@ -69,14 +69,14 @@ class Locked:
         """Opened, and found to be what was locked; DriftError lists all that is not."""
         from pipeline.lab.lock import start
 
-        locked = start.Locked(self.lock, self.overrides, self.allow)
-        locked.refuse(self.place, self.allowed)
+        locked = start.Locked(self.lock, self.overrides, self.allow, self.allowed)
+        locked.refuse(self.place)
         _begin(locked.pipeline)
         engine = Engine(locked.pipeline)
         engine.open()
         try:
             locked.look_at_the_model(engine)
-            locked.refuse(self.place, self.allowed)
+            locked.refuse(self.place)
         except Exception:
             engine.close()
             raise

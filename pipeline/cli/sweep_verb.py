@@ -46,9 +46,11 @@ def run(args: Namespace) -> int:
     """0 if every point was measured; 1 if some failed: they are rows with their reason."""
     from pipeline.cli.progress import out
     from pipeline.lab import experiment, sweep
+    from pipeline.lab.children import end_in_order
     from pipeline.lab.report import needs, publish
     from pipeline.lab.tables import as_table
 
+    end_in_order()
     needs()
     metrics = [name.strip() for name in args.metrics.split(",")] if args.metrics else None
     asked = {"metrics": metrics, "repeats": args.repeats, "quality_tokens": args.quality_tokens}
@@ -99,6 +101,8 @@ def _told() -> Iterator[Callable[[Row, int], None]]:
 
 
 def _command(args: Namespace) -> str:
+    from pipeline.secrets import typed
+
     said = {"metrics": args.metrics, "repeats": args.repeats, "quality-tokens": args.quality_tokens}
     more = [word for name, value in said.items() if value for word in (f"--{name}", value)]
-    return shlex.join(["headrace", "sweep", args.recipe, *args.overrides, *map(str, more)])
+    return shlex.join(["headrace", "sweep", args.recipe, *typed(args.overrides), *map(str, more)])

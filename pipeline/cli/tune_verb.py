@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -35,11 +36,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from pipeline.cli.progress import bar
     from pipeline.compose import compose
+    from pipeline.lab.children import end_in_order
     from pipeline.lab.runners import local
     from pipeline.lab.tune import recipe
     from pipeline.lab.tune.goals import GOALS
     from pipeline.lab.tune.search import Search, Wanted
 
+    end_in_order()
     _refuse(args)
     goal = GOALS[args.goal]
     wanted = Wanted(args.recipe, tuple(args.overrides), goal, args.floor, args.repeats)
@@ -89,6 +92,13 @@ def _told(step: Step) -> str:
     return f"{step.knob.name}: {name}, {step.metric} {told(kept.row, step.metric)}; {why}"
 
 
+def _command(args: Namespace) -> str:
+    from pipeline.secrets import typed
+
+    asked = ["--goal", args.goal, "--floor", f"{args.floor:g}", "--repeats", str(args.repeats)]
+    return shlex.join(["headrace", "tune", args.recipe, *typed(args.overrides), *asked])
+
+
 def _head(args: Namespace, title: str, lines: list[str]) -> list[str]:
     from pipeline.lab.table import machine
 
@@ -96,7 +106,7 @@ def _head(args: Namespace, title: str, lines: list[str]) -> list[str]:
     return [
         f"Goal: {Path(args.recipe).stem}, tuned: {title}.",
         f"  headrace serve {args.output}",
-        f"Tuned by: headrace tune {args.recipe} --goal {args.goal} --floor {args.floor:g}",
+        f"Tuned by: {_command(args)}",
         *[f"  {line}" for line in lines],
         f"Run on: {facts['cpu']}, {facts['cores']} cores, {facts['system']}, {time.strftime('%Y-%m-%d')}.",
     ]

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +33,7 @@ from pipeline.lab import (
     lines_saved,
     lines_serving,
 )
+from pipeline.lab.children import end_in_order, output
 from pipeline.lab.contestants import Field, headrace, mlx_lm, threads_here
 from pipeline.lab.figures import Figure
 from pipeline.lab.lines import Bench, Line, to_stderr
@@ -105,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     if args.list or not wanted:
         print("\n".join(names), file=sys.stdout if args.list else sys.stderr)
         return 0 if args.list else 2
-    signal.signal(signal.SIGTERM, _leave)
+    end_in_order()
     start = time.monotonic()
     facts = machine(args.threads)
     print(header(facts, args.pairs), flush=True)
@@ -115,11 +114,6 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         args.json.write_text(json.dumps(report(facts, figures, failures), indent=1), "utf-8")
     return 0 if not failures and all(figure.met for figure in figures) else 1
-
-
-def _leave(number: int, frame: object) -> None:
-    """End as an exception does, so that the contestants are stopped too."""
-    raise SystemExit(128 + number)
 
 
 def chosen(name: str, pattern: str) -> bool:
@@ -168,10 +162,7 @@ def _attempt(
 
 def prepare(folder: Path) -> None:
     to_stderr("writing the float32 weights for mlx-lm")
-    command = [sys.executable, "-m", "stages.baseline", "prepare", str(folder)]
-    ran = subprocess.run(command, capture_output=True, text=True)
-    if ran.returncode:
-        raise BenchError(f"the float32 weights could not be written: {ran.stderr[-2000:]}")
+    output(["-m", "stages.baseline", "prepare", str(folder)])
 
 
 def report(

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+from pipeline.lab.children import Child
 from pipeline.lab.contestants import environment
 from pipeline.lab.sse import BenchError, Reply, post
 
@@ -60,8 +61,8 @@ class BothWays:
     """Such a process, and its client. A context manager."""
 
     def __init__(self, recipe: str, *overrides: str, threads: int, clients: int):
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.lab.both_ways", recipe, *overrides],
+        self._process = Child(
+            ["-m", "pipeline.lab.both_ways", recipe, *overrides],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment(threads),
@@ -81,7 +82,7 @@ class BothWays:
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):
             raise BenchError(f"the engine's process ended with code {self._process.wait()}")
-        return line
+        return str(line)
 
     def inside(self, questions: Sequence[str], tokens: int) -> list[Reply]:
         assert self._process.stdin is not None

@@ -59,16 +59,14 @@ def measure(
     return [list(passes) for passes in zip(*rounds, strict=True)]
 
 
-def result(
-    sides: Sequence[Side], passes: Sequence[Sequence[Pass]], workload: Workload, threads: int
-) -> dict[str, Any]:
+def result(sides: Sequence[Side], passes: Sequence[Sequence[Pass]], threads: int) -> dict[str, Any]:
     """All that was measured, and with what: what `result.json` holds."""
     contestants = [_contestant(side, own) for side, own in zip(sides, passes, strict=True)]
     found: dict[str, Any] = {
         "format": FORMAT,
         "machine": machine(threads),
         "versions": versions(),
-        "workload": settings(workload),
+        "workload": (sides[0].config or {}).get("workload"),
         "repeats": len(passes[0]),
         "contestants": contestants,
     }
@@ -92,10 +90,6 @@ def _contestant(side: Side, passes: Sequence[Pass]) -> dict[str, Any]:
         **totals(passes),
         "answers": answers,
     }
-
-
-def settings(workload: Workload) -> dict[str, Any]:
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in vars(workload).items()}
 
 
 def versions() -> dict[str, str]:

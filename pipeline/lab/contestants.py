@@ -7,13 +7,13 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.lab.children import Child
 from pipeline.lab.sse import BenchError, Reply, get, post
 
 START_S = 180.0
@@ -38,18 +38,19 @@ def free_port() -> int:
 
 
 class Contestant:
-    """A server started by a command with `{port}` in it. Its output goes to a file until it fails."""
+    """A server started by Python's arguments with `{port}` in them. Its output goes to a file until it
+    fails; it ends with this process."""
 
     def __init__(self, name: str, command: Sequence[str], threads: int):
         self.name, self.port = name, free_port()
         self._command = [part.replace("{port}", str(self.port)) for part in command]
         self._threads = threads
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
 
     def start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, *self._command],
+        self._process = Child(
+            self._command,
             stdout=self._log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -74,13 +75,8 @@ class Contestant:
         raise BenchError(f"{self.name} did not start in {START_S:.0f} s:\n{self._tail()}")
 
     def stop(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(10)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        if self._process is not None:
+            self._process.end()
         self._log.close()
 
     def _tail(self) -> str:

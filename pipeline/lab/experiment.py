@@ -22,6 +22,7 @@ from pipeline.catalog import SWEEP, find_recipe, first_comment, load_yaml
 from pipeline.compose import sweep_values
 from pipeline.errors import ConfigError, Problem, nearest
 from pipeline.lab.metrics import METRICS, QUALITY
+from pipeline.secrets import typed
 
 KEYS: Mapping[str, type] = {
     "params": dict,
@@ -43,7 +44,8 @@ class Point:
 
     @property
     def label(self) -> str:
-        return " ".join(self.own) or "as it is"
+        """Without secrets."""
+        return " ".join(typed(self.own)) or "as it is"
 
 
 @dataclass(frozen=True)

@@ -2,25 +2,22 @@
 
     python -m pipeline.lab.jobs <job.json
 
-Standard input is one line, the job; its end means that whoever asked is gone, and the work stops.
-Standard output is one line: the result, or why there is none.
+Standard input is one line, the job; standard output is one: the result, or why there is none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import sys
-import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TextIO
+from typing import Any
 
 from pipeline.errors import HeadraceError
+from pipeline.lab.children import end_in_order
 from pipeline.lab.sse import BenchError
 
 OK, FAILED = "ok", "failed"
@@ -65,7 +62,7 @@ def _measured(job: Job) -> dict[str, Any]:
     with TemporaryDirectory(prefix="headrace-") as folder:
         side = checked.side(checked.name, Path(folder), checked.threads)
         passes = measure([side], checked.workload, job.repeats, checked.threads)
-        found = result([side], passes, checked.workload, checked.threads)
+        found = result([side], passes, checked.threads)
     if job.quality_tokens:
         found["contestants"][0]["figures"] |= quality(job)
     return found
@@ -93,18 +90,11 @@ def quality(job: Job) -> dict[str, Any]:
 def main() -> int:
     """The only lines on standard output are ours: what else prints goes to standard error."""
     out, job = sys.stdout, Job.from_json(sys.stdin.readline())
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    threading.Thread(target=_watch, args=(sys.stdin,), daemon=True).start()
+    end_in_order()
     with contextlib.redirect_stdout(sys.stderr):
         found = run(job)
     print(json.dumps(found), file=out, flush=True)
     return 0
-
-
-def _watch(asker: TextIO) -> None:
-    """Stop when the other end is closed: a killed sweep leaves no server behind."""
-    asker.read()
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def parse(text: str, code: int, told: str) -> Mapping[str, Any]:

@@ -51,6 +51,9 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
+HINT = 'Type workload.path=FILE; a line of it is a request: {"prompt": "…"}'
+
+
 def read(path: str) -> Sequence[Line]:
     """Each line's own `at`, `temperature`, `seed`, `leave_after`, `json_schema`, and under `wanted`
     the fields of its Request. ConfigError names the file, the lines and what they want."""
@@ -58,7 +61,9 @@ def read(path: str) -> Sequence[Line]:
     try:
         rows = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([Problem("workload.path", f"{file} cannot be read: {error}")]) from None
+        why = getattr(error, "strerror", None) or error
+        what = f"{file} cannot be read: {why}."
+        raise ConfigError([Problem("workload.path", what, HINT)]) from None
     problems: list[Problem] = []
     lines = [_line(number, row, problems) for number, row in enumerate(rows, 1) if row.strip()]
     if not lines:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from pipeline.lab import texts
+from pipeline.lab.children import output
 from pipeline.lab.contestants import Contestant, environment
 from pipeline.lab.figures import Figure, Promise, ratio
 from pipeline.lab.lines import Bench, Line
@@ -44,11 +43,8 @@ print(min(best) * 1e6, row.tree.nbytes / len(row.tree.text))
 
 def lookup(bench: Bench) -> list[Figure]:
     """One proposal of up to 16 tokens and one token taken in, after 100,000 tokens of history."""
-    command = [sys.executable, "-c", LOOKUP]
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment(bench.threads))
-    if ran.returncode:
-        raise BenchError(f"the lookup could not be timed: {ran.stderr[-2000:]}")
-    micros, size = map(float, ran.stdout.split())
+    told = output(["-c", LOOKUP], environment(bench.threads))
+    micros, size = map(float, told.split())
     title = "drafter=suffix, a token at 100,000 tokens of history"
     note = f"{size:.0f} bytes a token"
     return [Figure("suffix/lookup", title, micros, Promise("<=", 20), "µs", note=note)]

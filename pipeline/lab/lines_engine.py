@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 
+from pipeline.lab.children import output
 from pipeline.lab.contestants import environment
 from pipeline.lab.figures import Figure, Promise
 from pipeline.lab.lines import Bench, Line
-from pipeline.lab.sse import BenchError
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 HEAVY = ("transformers", "mlx_lm", "torch")
@@ -26,11 +24,7 @@ FIRST, LAST = 200, 2000  # requests
 
 def python(bench: Bench, *arguments: str) -> str:
     """Standard output of a Python process. BenchError with what it said if it fails."""
-    command = [sys.executable, *arguments]
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment(bench.threads))
-    if ran.returncode:
-        raise BenchError(f"{' '.join(arguments)[:60]} failed: {(ran.stderr or ran.stdout)[-2000:]}")
-    return ran.stdout
+    return output(arguments, environment(bench.threads))
 
 
 def overhead(bench: Bench) -> list[Figure]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 from pipeline.lab import texts
+from pipeline.lab.children import output
 from pipeline.lab.contestants import Contestant, environment
 from pipeline.lab.figures import Figure, Promise, ratio
 from pipeline.lab.lines import Bench, Line
-from pipeline.lab.sse import BenchError, Reply
+from pipeline.lab.sse import Reply
 
 LONG_TOKENS, DECODED = 4000, 24
 ROWS, PREFIX_TOKENS = 8, 2000
@@ -58,11 +57,9 @@ def decode(bench: Bench) -> list[Figure]:
 
 def shared(bench: Bench) -> list[Figure]:
     """Bytes of the rows' blocks at their most, their own 36 tokens included, over the prefix's."""
-    command = [sys.executable, "-c", SHARED, str(ROWS), str(PREFIX_TOKENS)]
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment(bench.threads))
-    if ran.returncode:
-        raise BenchError(f"rows with one prefix failed: {ran.stderr[-2000:]}")
-    one, cached, blocks, memory = json.loads(ran.stdout.splitlines()[-1])
+    command = ["-c", SHARED, str(ROWS), str(PREFIX_TOKENS)]
+    told = output(command, environment(bench.threads))
+    one, cached, blocks, memory = json.loads(told.splitlines()[-1])
     note = (
         f"{blocks / 1e6:.0f} of {one / 1e6:.0f} MB; all that MLX holds for it {memory / 1e6:.0f} MB"
     )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import OpenError
+from pipeline.lab.children import Child
 from pipeline.lab.jobs import Job, parse
 
 Found = tuple[int, Mapping[str, Any]]  # the job's place, and its result or why there is none
@@ -24,24 +23,13 @@ ROOT = Path(__file__).parents[2]
 def run_here(job: str) -> Mapping[str, Any]:
     """One job in a process of its own, which ends if this one does."""
     with tempfile.TemporaryFile() as told:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.lab.jobs"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=told,
-            text=True,
-            env={**os.environ, "PYTHONPATH": _path()},
-        )
-        assert process.stdin and process.stdout
-        try:
-            with contextlib.suppress(BrokenPipeError):  # it has ended; its output says why
-                process.stdin.write(f"{job}\n")
-                process.stdin.flush()
-            text = process.stdout.read()
-        finally:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()  # it stops, if it has not ended
-            code = process.wait()
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": told}
+        env = {**os.environ, "PYTHONPATH": _path()}
+        with Child(["-m", "pipeline.lab.jobs"], text=True, env=env, **pipes) as child:
+            try:
+                text, _ = child.communicate(f"{job}\n")
+            finally:
+                code = child.end()
         told.seek(0)
         return parse(text, code, told.read().decode(errors="replace"))
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.build import build
+from pipeline.build import Pipeline, build
 from pipeline.compose import compose
 from pipeline.errors import ConfigError, Problem
+from pipeline.lab.children import output
 from pipeline.lab.contestants import headrace, mlx_lm, threads_here
-from pipeline.lab.sse import BenchError
 from pipeline.lab.workload import Workload
 from pipeline.plan import plan
+from pipeline.secrets import storable, typed
 
 RIVALS: Mapping[str, str] = {"mlx_lm": "shipped", "mlx_lm_blas": "ours"}  # name -> its BLAS
 # A measured server is asked here, without a key, and logs to us, whatever its recipe says.
@@ -25,7 +24,8 @@ PLACE = {"host": "127.0.0.1", "socket": "null", "keys": "null", "log": "null"}
 
 @dataclass(frozen=True)
 class Side:
-    """One contestant. `command` starts its server, with `{port}` in it; `prepare` comes before."""
+    """One contestant. `command` starts its server, with `{port}` in it; `prepare` comes before. The others
+    are for results: nothing in them is secret."""
 
     name: str
     command: tuple[str, ...]
@@ -43,9 +43,7 @@ class Checked:
     recipe: str
     overrides: tuple[str, ...]
     allow: tuple[str, ...]
-    choices: Mapping[str, Any]
-    config: Mapping[str, Any]
-    workload: Workload
+    built: Pipeline
     threads: int
 
     @classmethod
@@ -53,14 +51,25 @@ class Checked:
         """ConfigError or GraphError with all that is wrong."""
         built = build(plan(compose(recipe, overrides), allow=allow))
         threads = built.config["device"].get("threads") or threads_here()
-        choices = dict(built.choices)
-        workload: Workload = built.settings["workload"]
-        problems = _problems(workload, choices, built.phases)
-        if problems:
+        checked = cls(recipe, tuple(overrides), tuple(allow), built, threads)
+        if problems := _problems(checked.workload, checked.choices, built.phases):
             raise ConfigError(problems)
-        return cls(
-            recipe, tuple(overrides), tuple(allow), choices, plain(built.config), workload, threads
-        )
+        return checked
+
+    @property
+    def choices(self) -> Mapping[str, Any]:
+        return self.built.choices
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """As JSON has it."""
+        found: Mapping[str, Any] = plain(self.built.config)
+        return found
+
+    @property
+    def workload(self) -> Workload:
+        found: Workload = self.built.settings["workload"]
+        return found
 
     @property
     def name(self) -> str:
@@ -75,7 +84,8 @@ class Checked:
             own.append(f"tier.disk.path={folder / name}")
         allowed = [word for prefix in self.allow for word in ("--allow-code", prefix)]
         command = [*headrace(self.recipe, *own, threads=threads), *allowed]
-        return Side(name, tuple(command), self.recipe, self.overrides, self.choices, self.config)
+        said, told = typed(self.overrides), storable(self.built.config, self.built.composed.sources)
+        return Side(name, tuple(command), self.recipe, said, dict(self.choices), told)
 
 
 def _problems(
@@ -134,8 +144,6 @@ def rival(name: str, ours: Checked, folder: Path, threads: int) -> Side:
 
 
 def prepare(side: Side) -> None:
-    if not side.prepare:
-        return
-    ran = subprocess.run([sys.executable, *side.prepare], capture_output=True, text=True)
-    if ran.returncode:
-        raise BenchError(f"the float32 weights could not be written: {ran.stderr[-2000:]}")
+    """BenchError if its weights could not be written."""
+    if side.prepare:
+        output(side.prepare)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +17,16 @@ from pipeline.identity import digest, file_digest
 from pipeline.lab.experiment import Experiment, Point
 from pipeline.lab.folder import own, sweep_leftovers, write
 from pipeline.lab.jobs import FAILED, OK, Job
+from pipeline.lab.lock import facts as here
 from pipeline.lab.metrics import METRICS
 from pipeline.lab.runners import Runner
 from pipeline.lab.sides import PLACE, Checked
-from pipeline.lab.table import machine
-
-ON_DISK = ("model", "draft_model", "drafter", "kv", "adapters")  # groups whose files make a result
-SOURCES, NO_STAGE = (".py", ".c", ".h", ".so"), ("pipeline/lab/", "pipeline/cli/")
-FACTS = ("system", "cpu", "cores", "packages")  # of the machine, that make another point of it
+from pipeline.secrets import typed, untold
 
 
 @dataclass
 class Row:
-    """A point and what is known of it."""
+    """A point and what is known of it, without secrets: it is written down."""
 
     number: int  # from 1, as in the report
     label: str
@@ -74,7 +73,7 @@ def run(
                 tell(row, len(rows))
         try:
             for index, found in runner([jobs[row.number] for row in waiting]):
-                _take(points, waiting[index], found)
+                _take(points, waiting[index], jobs[waiting[index].number], found)
                 tell(waiting[index], len(rows))
         finally:
             if not any(points.iterdir()):
@@ -93,14 +92,16 @@ def _check(experiment: Experiment, allow: Sequence[str]) -> tuple[list[Row], dic
     rows: dict[str, Row] = {}
     jobs, refused = {}, []
     checked: list[Checked] = []
-    facts = _facts()
+    names = [prefix.partition(".")[0] for prefix in allow]
+    facts = {"code": here.code(names), "packages": here.packages(), "cores": os.cpu_count()}
     for point in experiment.points:
         job = _job(experiment, point, allow)
-        row = Row(len(rows) + 1, point.label, point.overrides)
+        row = Row(len(rows) + 1, point.label, typed(point.overrides))
         try:
             checked.append(found := Checked.of(job.recipe, job.overrides, allow))
         except ConfigError as error:
-            row.status, row.reason = FAILED, "; ".join(map(str, error.problems))
+            row.status = FAILED
+            row.reason = untold("; ".join(map(str, error.problems)), job.recipe, job.overrides)
             refused.append(error)
             rows[f"refused {row.number}"] = row
             continue
@@ -143,56 +144,37 @@ def _given(experiment: Experiment, checked: Sequence[Checked]) -> None:
         raise ConfigError(problems)
 
 
-def _facts() -> dict[str, Any]:
-    """What else than its configuration makes a point another one: machine, packages, our own code."""
-    here = machine(0)
-    return {**{name: here[name] for name in FACTS}, "code": code()}
-
-
-def code() -> str:
-    """Digest of the sources that a measurement runs: of the engine and its stages, not of the lab."""
-    found = {}
-    for root in map(package_folder, ("pipeline", "stages")):
-        for path in sorted(root.rglob("*")):
-            name = path.relative_to(root.parent).as_posix()
-            if path.suffix in SOURCES and not name.startswith(NO_STAGE):
-                found[name] = file_digest(path)
-    return digest(found)
-
-
 def identify(job: Job, checked: Checked, facts: Mapping[str, Any]) -> str:
-    """The content address of a point: another digest is another measurement."""
+    """The content address of a point: another digest is another measurement. `facts` are of all points:
+    packages, sources, cores."""
     server = checked.config["server"]
     asked = {name: value for name, value in server.items() if name not in (*PLACE, "port")}
+    requests = checked.workload.path
+    parts = checked.built.parts
     return digest(
         {
+            **facts,
             "config": {**checked.config, "server": asked},
             "allow": list(job.allow),
             "threads": checked.threads,
             "repeats": job.repeats,
             "quality_tokens": job.quality_tokens,
-            "files": list(_files(checked)),
-            "facts": facts,
+            "requests": _digest(Path(requests).expanduser()) if requests else "",
+            "artifacts": here.artifacts(checked.built, _digest),
+            "platform": here.platform(parts["device"], _digest),
         }
     )
 
 
-def _files(checked: Checked) -> Iterator[Any]:
-    """Size and time of what the configuration names on disk; the bytes of a workload's own file."""
-    if checked.workload.path:
-        yield file_digest(Path(checked.workload.path).expanduser())
-    for group in ON_DISK:
-        for name, value in (checked.config.get(group) or {}).items():
-            named = [value] if name in ("path", "map") else []
-            for place in value.values() if name == "folders" else named:
-                if isinstance(place, str):
-                    yield [group, name, *_stamps(Path(place).expanduser())]
+def _digest(path: Path) -> str:
+    """Points of a sweep read the same files: each is read once while it stays as it is."""
+    told = path.stat()
+    return _digest_of(path, told.st_size, told.st_mtime_ns)
 
 
-def _stamps(path: Path) -> Iterator[Any]:
-    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
-    for file in files:
-        yield [file.name, file.stat().st_size, file.stat().st_mtime_ns]
+@cache
+def _digest_of(path: Path, *stamp: int) -> str:
+    return file_digest(path)
 
 
 def _recall(points: Path, row: Row) -> bool:
@@ -207,9 +189,10 @@ def _recall(points: Path, row: Row) -> bool:
     return True
 
 
-def _take(points: Path, row: Row, found: Mapping[str, Any]) -> None:
+def _take(points: Path, row: Row, job: Job, found: Mapping[str, Any]) -> None:
     row.status = str(found["status"])
-    row.reason = " ".join(str(found.get("reason", "")).split())
+    reason = untold(str(found.get("reason", "")), job.recipe, job.overrides)
+    row.reason = " ".join(reason.split())
     row.result = {k: v for k, v in found.items() if k not in ("status", "reason")}
     stored = {**asdict(row), "when": time.strftime("%Y-%m-%d %H:%M:%S")}
     write(points / f"{row.digest}.json", json.dumps(stored, indent=1))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
+from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.types.request import Request, Sampling, TokenLogprob
@@ -62,6 +63,9 @@ class Device(Part, Protocol):
 
     def describe(self) -> Mapping[str, Any]:
         """BLAS, threads, device and versions, for /health and doctor."""
+
+    def libraries(self) -> Mapping[str, Path]:
+        """Files, by name, that are loaded beside MLX and whose build may change what is computed."""
 
     def release(self) -> None:
         """Give memory that was freed, and kept for what comes next, back to the system."""

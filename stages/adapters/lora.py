@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -91,8 +91,16 @@ class Lora:
     # --- life
 
     def files(self) -> dict[str, Path]:
-        read = self._of_folders(lambda name, place: adapter_files(place))
+        """Those of `folders`, and of all on the shelf that can be mounted."""
+        read = self._of_folders(lambda name, place: adapter_files(place), self._no_shelf())
+        for name, place in self._shelved().items():
+            with suppress(OpenError):
+                read[f"shelf/{name}"] = adapter_files(place)
         return {f"{name}/{file}": path for name in read for file, path in read[name].items()}
+
+    def _shelved(self) -> dict[str, Path]:
+        places = self.shelf.iterdir() if self.shelf else ()
+        return {path.name: path for path in places if path.is_dir()}
 
     def open(self) -> None:
         def mount(name: str, place: Path) -> None:
@@ -219,7 +227,7 @@ class Lora:
                 "folder: adapters.shelf is not set, so nothing can be mounted by name"
             )
         try:
-            known = {path.name: path for path in self.shelf.iterdir() if path.is_dir()}
+            known = self._shelved()
         except OSError as error:
             what = f"folder: adapters.shelf cannot be read: {error}. Make that folder"
             raise RequestError(what, param="folder") from error

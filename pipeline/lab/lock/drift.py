@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
+from pipeline.compose import leaves
 from pipeline.errors import HeadraceError, nearest
 
 COMPARED = ("choices", "config", "graph", "code", "artifacts", "model", "packages", "platform")
@@ -20,7 +22,11 @@ MEND = {
     "packages": "pip install {package}=={locked}, or allow it: --allow-drift packages",
     "platform": "On another machine on purpose? --allow-drift platform, and then headrace replay",
 }
-PLACES = {"adapters": "adapters.folders", "kv": "kv.map"}  # of files; elsewhere it is `path`
+PLACES = (  # of files, by how their names begin; elsewhere it is `path`
+    ("adapters.shelf/", "adapters.shelf"),
+    ("adapters.", "adapters.folders"),
+    ("kv.", "kv.map"),
+)
 ABSENT = "nothing"
 
 
@@ -48,8 +54,8 @@ class Difference:
 
     def __str__(self) -> str:
         package = self.name.partition(".")[2]
-        group = package.partition(".")[0]
-        place = PLACES.get(group, f"{group}.path")
+        usual = f"{package.partition('.')[0]}.path"
+        place = next((place for head, place in PLACES if package.startswith(head)), usual)
         words = {"name": self.name, "package": package, "place": place}
         hint = MEND[self.section].format(**words, locked=self.locked)
         if self.section == "packages" and self.locked == ABSENT:
@@ -58,7 +64,7 @@ class Difference:
 
     def told(self, other: str) -> str:
         """Without a hint; `other` says where the second value is."""
-        return f"{self.name}: {_short(self.locked)} was locked, {_short(self.here)} is {other}"
+        return f"{self.name}: {short(self.locked)} was locked, {short(self.here)} is {other}"
 
 
 def differences(locked: Mapping[str, Any], other: Mapping[str, Any]) -> list[Difference]:
@@ -90,16 +96,27 @@ def refused(found: Iterable[Difference], allowed: Sequence[str]) -> list[Differe
 
 
 def allowances(text: str | None) -> list[str]:
-    """`--allow-drift`, read. HeadraceError for what no section is called."""
-    names = [name.strip() for name in (text or "").split(",") if name.strip()]
-    for name in names:
-        if (section := name.partition(".")[0]) not in COMPARED:
-            known = f"{nearest(section, COMPARED)} It takes: {', '.join(COMPARED)}.".strip()
-            raise HeadraceError(f"--allow-drift: nothing is called '{name}'. {known}")
-    return names
+    """The names of `--allow-drift`."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
-def _short(value: Any) -> str:
+def check_names(
+    allowed: Iterable[str], locked: Mapping[str, Any], found: Iterable[Difference]
+) -> None:
+    """HeadraceError for a name that nothing has: no value that was locked, and none that is only here."""
+    paths = [path for section in COMPARED for path, _ in leaves(locked[section], section)]
+    known: set[str] = set()
+    for path in (*paths, *(one.name for one in found)):
+        known.update(accumulate(path.split("."), "{}.{}".format))
+    for name in allowed:
+        if name not in known:
+            hint = (
+                f"{nearest(name, sorted(known))} It takes: {', '.join(COMPARED)}, or a name in one."
+            )
+            raise HeadraceError(f"--allow-drift: nothing is called '{name}'. {hint.strip()}")
+
+
+def short(value: Any) -> str:
     """A value in a line; of a file, its size and the head of its digest."""
     if isinstance(value, Mapping) and {"bytes", "digest"} == set(value):
         return f"{value['bytes']:,} bytes ({value['digest'][:12]})"

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import platform as machine
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from pipeline.build import Pipeline
 from pipeline.drawing import as_dict
 from pipeline.engine import Engine
 from pipeline.errors import OpenError
 from pipeline.identity import digest, file_digest
-from pipeline.lab.lock.secrets import storable
 from pipeline.lab.table import PACKAGES, cpu_name
-from pipeline.plan import Plan
+from pipeline.secrets import storable
 
-SOURCES = (".py", ".json", ".c", ".h")
+Read = Callable[[Path], str]  # a file's digest
+SOURCES = (".py", ".json", ".c", ".h", ".txt")
 OWN = ("pipeline", "stages")
+ENVIRONMENT = ("MLX_", "OPENBLAS_")  # beginnings of variables that choose kernels
+UNINSTALLED = tuple(map(Requirement, PACKAGES))  # where headrace itself says nothing
 
 
-def here(planned: Plan, built: Pipeline) -> dict[str, Any]:
+def here(built: Pipeline) -> dict[str, Any]:
     """Sections that are known before anything is opened. Every file is read: nothing is remembered."""
     return {
-        "choices": storable(planned.composed.choices, {}),
-        "config": storable(planned.config, planned.composed.sources),
+        "choices": storable(built.choices, {}),
+        "config": storable(built.config, built.composed.sources),
         "graph": digest(as_dict(built.graph)),
-        "code": {name: _sources(name) for name in _packages_of_code(planned.config)},
+        "code": code(target.partition(".")[0] for target in _targets(built.config)),
         "artifacts": artifacts(built),
         "packages": packages(),
         "platform": platform(built.parts["device"]),
@@ -50,23 +55,24 @@ def of_the_model(engine: Engine) -> dict[str, Any]:
     }
 
 
-def artifacts(built: Pipeline) -> dict[str, Any]:
+def artifacts(built: Pipeline, read: Read = file_digest) -> dict[str, Any]:
     """group -> file -> size and digest, for every part that reads files; group -> why, where they cannot
-    be read."""
+    be read. `read` gives a file's digest."""
     found: dict[str, Any] = {}
     for group, part in built.parts.items():
         members = part if isinstance(part, list) else [part]
         try:
-            read = [member.files() for member in members if hasattr(member, "files")]
-            found[group] = _told({name: path for files in read for name, path in files.items()})
+            files = [member.files() for member in members if hasattr(member, "files")]
+            merged = {name: path for own in files for name, path in own.items()}
+            found[group] = _told(merged, read)
         except (OpenError, OSError) as error:
             found[group] = str(error)
     return {group: files for group, files in found.items() if files}
 
 
-def _told(files: Mapping[str, Path]) -> dict[str, Any]:
+def _told(files: Mapping[str, Path], read: Read) -> dict[str, Any]:
     return {
-        name: {"bytes": path.stat().st_size, "digest": file_digest(path)}
+        name: {"bytes": path.stat().st_size, "digest": read(path)}
         for name, path in sorted(files.items())
     }
 
@@ -74,13 +80,15 @@ def _told(files: Mapping[str, Path]) -> dict[str, Any]:
 def packages() -> dict[str, str]:
     """Versions of everything that headrace depends on, however far, as it is installed."""
     found: dict[str, str] = {}
-    waiting = ["headrace"] if _installed("headrace") else list(PACKAGES)
+    waiting = [Requirement("headrace[cuda]")] if _installed("headrace") else list(UNINSTALLED)
+    seen: list[Requirement] = []
     while waiting:
-        name = _canonical(waiting.pop())
-        if name in found or not (distribution := _installed(name)):
+        wanted = waiting.pop()
+        if wanted in seen or not (distribution := _installed(wanted.name)):
             continue
-        found[name] = distribution.version
-        waiting += _required(distribution.requires or ())
+        seen.append(wanted)
+        found[canonicalize_name(wanted.name)] = distribution.version
+        waiting += _required(distribution, wanted.extras)
     return dict(sorted(found.items()))
 
 
@@ -91,18 +99,16 @@ def _installed(name: str) -> metadata.Distribution | None:
         return None
 
 
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+def _required(distribution: metadata.Distribution, extras: Iterable[str]) -> Iterator[Requirement]:
+    """Extras count where somebody asks for them: MLX's own libraries are of an extra."""
+    asked = [{"extra": name} for name in (*extras, "")]
+    for text in distribution.requires or ():
+        wanted = Requirement(text)
+        if wanted.marker is None or any(map(wanted.marker.evaluate, asked)):
+            yield wanted
 
 
-def _required(requirements: Iterable[str]) -> Iterator[str]:
-    """Names, those of extras left out."""
-    for requirement in requirements:
-        if "extra ==" not in requirement and (name := re.match(r"[\w.-]+", requirement)):
-            yield name[0]
-
-
-def platform(device: Any) -> dict[str, Any]:
+def platform(device: Any, read: Read = file_digest) -> dict[str, Any]:
     """What arithmetic may depend on."""
     told = device.describe()
     return {
@@ -111,12 +117,18 @@ def platform(device: Any) -> dict[str, Any]:
         "python": machine.python_version(),
         "cpu": cpu_name(),
         **{key: told.get(key) for key in ("kind", "blas", "kernels", "threads", "fusion")},
+        "libraries": _told(device.libraries(), read),
+        "environment": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(ENVIRONMENT) and not name.endswith("_THREADS")
+        },
     }
 
 
-def _packages_of_code(config: Mapping[str, Any]) -> list[str]:
-    """Ours, and those of classes that `--allow-code` let in."""
-    return list(dict.fromkeys([*OWN, *(target.partition(".")[0] for target in _targets(config))]))
+def code(packages: Iterable[str]) -> dict[str, str]:
+    """Digest of each package's sources, ours first."""
+    return {name: _sources(name) for name in dict.fromkeys([*OWN, *packages])}
 
 
 def _targets(node: Any) -> Iterator[str]:

@@ -9,18 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.catalog import dump_yaml, load_yaml
-from pipeline.errors import ConfigError, Problem, nearest
+from pipeline.compose import compose, leaves
+from pipeline.errors import ConfigError, HeadraceError, Problem, nearest
 from pipeline.identity import digest
+from pipeline.lab.lock.drift import ABSENT, short
+from pipeline.secrets import storable
 
 SUFFIX = ".lock.yaml"
-VERSION = 1
+VERSION = 2
 COPY = "Copy it again from where it was made, or lock the recipe again."
 AGAIN = "A lock is not edited: change the recipe, then headrace lock RECIPE -o NAME.lock.yaml"
 
 
 @dataclass(frozen=True)
 class Lock:
-    """One lock. All plain data; `seals` has a digest for each section and each group of `config`."""
+    """One lock. All plain data; `seals` has a digest of each value, by its dotted path."""
 
     lock: int  # version of this layout
     recipe: str
@@ -60,10 +63,17 @@ def sealed(**sections: Any) -> Lock:
 
 
 def seals(sections: Mapping[str, Any]) -> dict[str, str]:
-    """Of each section, and of each group of the configuration, so that an edit can be named."""
-    parts = {name: value for name, value in sections.items() if name not in ("config", "seals")}
-    parts |= {f"config.{group}": value for group, value in sections["config"].items()}
-    return {name: digest({"": value}) for name, value in parts.items()}
+    """Of each value, so that an edit can be named."""
+    return {path: _seal(value) for path, value in _values(sections).items()}
+
+
+def _values(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """What is sealed, by dotted path."""
+    return dict(leaves({k: v for k, v in sections.items() if k not in ("seals", "digest")}))
+
+
+def _seal(value: Any) -> str:
+    return digest({"": value})
 
 
 def refuse_place(path: Path) -> None:
@@ -100,8 +110,8 @@ HEAD = """\
 def read(place: str) -> Lock:
     """ConfigError names what is wrong with the file: all unknown keys, or all edited parts, at once."""
     path = Path(place).expanduser()
-    if not path.is_file():
-        raise _problem(path, "there is no such lock.", "Make one: headrace lock RECIPE -o " + place)
+    if problem := _absent(path):
+        raise ConfigError([problem])
     try:
         found = load_yaml(path)
     except ConfigError as error:
@@ -116,6 +126,22 @@ def read(place: str) -> Lock:
         if problems := list(check(path, found)):
             raise ConfigError(problems)
     return Lock(**found)
+
+
+def _absent(path: Path) -> Problem | None:
+    """Why there is no lock of that name."""
+    if path.is_dir():
+        locks = ", ".join(sorted(file.name for file in path.glob(f"*{SUFFIX}")))
+        hint = f"Locks in it: {locks}." if locks else f"Name a file: {path / 'NAME'}{SUFFIX}"
+        return Problem(str(path), "is a folder, not a lock.", hint)
+    if not path.name.endswith(SUFFIX):
+        hint = f"Of a recipe, make one first: headrace lock {path} -o {path.stem}{SUFFIX}"
+        return Problem(str(path), f"is no lock: a lock's name ends with {SUFFIX}.", hint)
+    if not path.is_file():
+        return Problem(
+            str(path), "there is no such lock.", f"Make one: headrace lock RECIPE -o {path}"
+        )
+    return None
 
 
 def _problem(path: Path, what: str, hint: str) -> ConfigError:
@@ -145,18 +171,32 @@ def _misshapen(path: Path, found: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _edited(path: Path, found: Mapping[str, Any]) -> Iterator[Problem]:
-    whole = {name: found[name] for name in NAMES if name != "digest"}
-    fresh, told = seals(whole), found["seals"]
-    wrong = [name for name in dict.fromkeys([*told, *fresh]) if told.get(name) != fresh.get(name)]
+    now, seals = _values(found), found["seals"]
+    wrong = [
+        name
+        for name in dict.fromkeys([*seals, *now])
+        if name not in now or seals.get(name) != _seal(now[name])
+    ]
+    before = _before(found) if wrong else {}
     for name in wrong:
-        value = _value(found, name)
-        shown = f" It now says {value}." if len(str(value)) < 200 else ""
-        yield Problem(f"{path} {name}", f"was edited after the lock was made.{shown}", AGAIN)
+        is_now = short(now.get(name, ABSENT))
+        told = f"; it now says {is_now}."
+        if name not in seals:
+            told = f": {ABSENT} -> {is_now}."
+        elif name in before and _seal(before[name]) == seals[name]:
+            told = f": {short(before[name])} -> {is_now}."
+        yield Problem(f"{path} {name}", f"was edited after the lock was made{told}", AGAIN)
+    whole = {name: found[name] for name in NAMES if name != "digest"}
     if not wrong and digest(whole) != found["digest"]:
-        yield Problem(f"{path} seals", "was edited after the lock was made.", AGAIN)
+        yield Problem(f"{path} digest", "was edited after the lock was made.", AGAIN)
 
 
-def _value(found: Mapping[str, Any], name: str) -> Any:
-    section, _, group = name.partition(".")
-    value = found.get(section, "nothing")
-    return value.get(group, "nothing") if group and isinstance(value, Mapping) else value
+def _before(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the recipe says today, if it is here: where that has the seal of what was edited, it is what
+    was locked."""
+    try:
+        composed = compose(found["recipe"], found["made"]["overrides"])
+    except (HeadraceError, LookupError, TypeError, AttributeError):  # edited, too
+        return {}
+    config = storable(composed.config, composed.sources)
+    return _values({"choices": storable(composed.choices, {}), "config": config})

@@ -12,10 +12,10 @@ from pipeline.compose import Composed, compose, recompose
 from pipeline.engine import Engine
 from pipeline.errors import ConfigError, HeadraceError, OpenError, Problem
 from pipeline.lab.lock import facts, probes
-from pipeline.lab.lock.drift import Difference, DriftError, differences, refused
+from pipeline.lab.lock.drift import Difference, DriftError, check_names, differences, refused
 from pipeline.lab.lock.file import Lock, sealed
-from pipeline.lab.lock.secrets import typed
 from pipeline.plan import plan
+from pipeline.secrets import typed
 
 Say = Callable[[str], None]
 
@@ -34,31 +34,39 @@ def make(recipe: str, overrides: Sequence[str], allow: Iterable[str], say: Say) 
         asked = probes.answered(engine)
     if not asked:
         raise HeadraceError("no probe fits the context: raise limits.context (600 tokens will do)")
-    made = {"date": time.strftime("%Y-%m-%d"), "overrides": typed(overrides)}
+    made = {"date": time.strftime("%Y-%m-%d"), "overrides": list(typed(overrides))}
     return sealed(recipe=recipe, made=made, **sections, probes=asked)
 
 
 def _built(composed: Composed, allow: Iterable[str]) -> tuple[Pipeline, dict[str, Any]]:
     """The pipeline, not open, and all that is known of it."""
-    planned = plan(composed, allow=allow, first=open_device)
-    built = build(planned)
-    return built, facts.here(planned, built)
+    built = build(plan(composed, allow=allow, first=open_device))
+    return built, facts.here(built)
 
 
 class Locked:
-    """A lock beside what is here. Nothing is opened; files are read, to compare their digests."""
+    """A lock beside what is here. Nothing is opened; files are read, to compare their digests. `allowed`
+    names what may differ; HeadraceError for a name that there is not."""
 
-    def __init__(self, lock: Lock, overrides: Sequence[str], allow: Iterable[str]):
-        self.lock, self.sections = lock, asdict(lock)
+    def __init__(
+        self, lock: Lock, overrides: Sequence[str], allow: Iterable[str], allowed: Sequence[str]
+    ):
+        self.allowed, self.sections = allowed, asdict(lock)
         composed = recompose(lock.recipe, lock.config, lock.choices, overrides)
         self.pipeline, here = _built(composed, allow)
         self.drift: list[Difference] = differences(self.sections, here)
+        check_names(allowed, self.sections, self.drift)
 
     def look_at_the_model(self, engine: Engine) -> None:
         """What could not be known before it was open."""
         self.drift += differences(self.sections, {"model": facts.of_the_model(engine)})
 
-    def refuse(self, place: str, allowed: Sequence[str]) -> None:
-        """DriftError with every difference that is not allowed."""
-        if found := refused(self.drift, allowed):
+    @property
+    def refused(self) -> list[Difference]:
+        """Every difference that is not allowed."""
+        return refused(self.drift, self.allowed)
+
+    def refuse(self, place: str) -> None:
+        """DriftError if there are such."""
+        if found := self.refused:
             raise DriftError(place, found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pipeline.lab.children import Child, output
 from pipeline.lab.matrix.cells import FAMILIES, Axes, Cell, Heads, cells, pairwise
 from pipeline.lab.matrix.worker import LENGTH, Outcome, cell_of
 
@@ -38,11 +38,8 @@ def run(axes: Axes, *, cover: bool, workers: int, report: Report) -> list[Outcom
 
 def write_heads(folder: Path) -> Heads:
     """Tiny drafter checkpoints in the published layouts."""
-    module = [sys.executable, "-m", "stages.drafters.neural.tiny", str(folder), "64", *FAMILIES]
-    ran = subprocess.run(module, capture_output=True, text=True)
-    if ran.returncode:
-        raise MatrixError(f"the drafters' checkpoints could not be written: {ran.stderr[-2000:]}")
-    return Heads(json.loads(ran.stdout))
+    module = ["-m", "stages.drafters.neural.tiny", str(folder), "64", *FAMILIES]
+    return Heads(json.loads(output(module)))
 
 
 def _job(
@@ -64,9 +61,9 @@ def _job(
 
 
 def _worker(asked: Mapping[str, Any]) -> Iterator[Outcome]:
-    command = [sys.executable, "-m", "pipeline.lab.matrix.worker"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
+    with Child(["-m", "pipeline.lab.matrix.worker"], text=True, **pipes) as process:
+        assert process.stdin and process.stdout
         try:
             json.dump(asked, process.stdin)
             process.stdin.close()

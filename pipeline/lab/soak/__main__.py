@@ -14,6 +14,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.lab.children import end_in_order
 from pipeline.lab.contestants import Contestant, headrace, threads_here
 from pipeline.lab.lines import to_stderr
 from pipeline.lab.soak.run import report, soak
@@ -33,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of what the clients do")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all samples, for a machine")
     args = parser.parse_intermixed_args(argv)
+    end_in_order()
     threads = threads_here()
     one = Contestant(args.recipe, headrace(args.recipe, *args.overrides, threads=threads), threads)
     one.start()

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 
+from pipeline.lab.children import Child
 from pipeline.lab.soak.client import PATIENCE_S
 from pipeline.lab.sse import get
 
@@ -38,10 +39,8 @@ class Prober:
     """Such a process."""
 
     def __init__(self, port: int):
-        command = [sys.executable, "-m", "pipeline.lab.soak.health", str(port)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._process = Child(["-m", "pipeline.lab.soak.health", str(port)], text=True, **pipes)
 
     def stop(self) -> list[list[float]]:
         told, _ = self._process.communicate()

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.catalog import dump_yaml
-from pipeline.compose import Composed, compose, literal
+from pipeline.compose import Composed, compose, leaves
 from pipeline.errors import ConfigError, Problem
+from pipeline.secrets import ENVIRONMENT, storable
 
 NOT_OURS = ("workload",)  # how it was measured is not what is served
-ENVIRONMENT = "environment "
 SET = ("recipe ", "command line", ENVIRONMENT)  # sources of values that a recipe has to repeat
 
 
 def text(composed: Composed, comments: Iterable[str]) -> str:
     """The whole file, comments first."""
-    lines = [f"# {line}" for line in comments]
+    lines = [f"# {' '.join(line.splitlines())}" for line in comments]
     values = _values(composed)
     told = [dump_yaml(values).rstrip()] if values else []
     return "\n".join([*lines, *_defaults(composed), *told]) + "\n"
@@ -40,10 +41,10 @@ def _written(option: Any) -> str:
 
 def _values(composed: Composed) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for path, source in composed.sources.items():
-        group = path.partition(".")[0]
-        if source.startswith(SET) and group not in NOT_OURS:
-            _put(found, path.split("."), _value(composed.config, path.split("."), source))
+    for path, value in leaves(storable(composed.config, composed.sources)):
+        source = composed.sources.get(path, "")
+        if source.startswith(SET) and path.partition(".")[0] not in NOT_OURS:
+            _put(found, path.split("."), value)
     return found
 
 
@@ -53,32 +54,19 @@ def _put(tree: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     tree[keys[-1]] = value
 
 
-def _value(config: Mapping[str, Any], keys: Sequence[str], source: str) -> Any:
-    """References to the environment stay references."""
-    if source.startswith(ENVIRONMENT):
-        return source.removeprefix(ENVIRONMENT)
-    value: Any = config
-    for key in keys:
-        value = value[key]
-    return _plain(value)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return literal(value) if isinstance(value, str) else value
-
-
 def write(path: Path, content: str, meant: Composed) -> None:
-    """Write it, and compose it again: it must say what was meant. ConfigError if the file is there."""
+    """Whole or not at all, and only if it says what was meant. ConfigError if the file is there."""
     if path.exists():
         raise ConfigError([Problem(str(path), "is there already.", "Take another name: -o FILE")])
-    path.write_text(content, encoding="utf-8")
-    fresh = compose(str(path))
-    for group, value in meant.config.items():
-        if group not in NOT_OURS and fresh.config.get(group) != value:
-            path.unlink()
-            what = f"{group} would not be what was tuned: {fresh.config.get(group)} for {value}"
-            raise AssertionError(what)
+    unfinished = path.with_name(f".{path.stem}.{os.getpid()}.yaml")
+    try:
+        unfinished.write_text(content, encoding="utf-8")
+        fresh = compose(str(unfinished))
+        wanted, said = (storable(one.config, one.sources) for one in (meant, fresh))
+        for group, value in wanted.items():
+            if group not in NOT_OURS and said.get(group) != value:
+                what = f"{group} would not be what was tuned: {said.get(group)} for {value}"
+                raise AssertionError(what)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
