@@ -78,7 +78,7 @@ def test_a_recipes_own_drafter_and_tier_do_not_disturb(cli, tmp_path):
     [
         (["tiny", "--kv", "nosuch"], "kv: has no option 'nosuch'"),
         (["tiny", "--text", "/no/such/file"], "--text: /no/such/file cannot be read"),
-        (["tiny", "--tokens", "0"], "--tokens: wants 1 or more, got 0"),
+        (["tiny", "--tokens", "0"], "--tokens: wants a whole number, 1 or more, got '0'"),
         (["tiny", "--text", "{empty}"], "the text has 1 tokens: at least 2 can be scored"),
     ],
 )

@@ -124,6 +124,6 @@ def add_recipe(parser: Any, *, optional: bool = False) -> None:
 
 def count(text: str) -> int:
     """The type of an option that wants 1 or more."""
-    if int(text) < 1:
-        raise ValueError
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"wants a whole number, 1 or more, got '{text}'")
     return int(text)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli.arguments import UsageError
+from pipeline.cli.arguments import UsageError, count
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -21,7 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="fewer cells, in which every two options still meet",
     )  # fmt: skip
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes at a time; without it one a core"
+        "--workers", type=count, metavar="N", help="processes at a time; without it one a core"
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the page there, as Markdown")
 
@@ -35,27 +36,21 @@ def run(args: Namespace) -> int:
     from pipeline.lab.matrix.run import run as try_all
 
     end_in_order()
-    workers = _workers(args.workers)
+    workers = args.workers or os.cpu_count() or 1
     place = Path(args.output) if args.output else None
     if place and not place.parent.is_dir():
         raise UsageError(f"--output: there is no folder {place.parent}")
+    if place and place.is_dir():
+        raise UsageError(f"--output: {place} is a folder. Name a file in it: {place / 'matrix.md'}")
     axes, began = Axes.read(args.axes), time.monotonic()
     outcomes = try_all(axes, cover=args.pairwise, workers=workers, report=_tell)
     seconds = time.monotonic() - began
     print(f"{summary(outcomes)} {seconds / 60:.1f} minutes, {workers} processes.")
-    for reason, count in refusals(outcomes).items():
-        print(f"refused, {count} cells: {reason}")
+    for reason, cells in refusals(outcomes).items():
+        print(f"refused, {cells} cells: {reason}")
     if place:
         write(place, page(outcomes, _command(args), _place(seconds, workers)))
     return 1 if any(one.outcome == "fails" for one in outcomes) else 0
-
-
-def _workers(asked: int | None) -> int:
-    import os
-
-    if asked is not None and asked < 1:
-        raise UsageError(f"--workers: wants 1 or more, got {asked}")
-    return asked or os.cpu_count() or 1
 
 
 def _tell(one: Any) -> None:

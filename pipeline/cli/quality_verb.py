@@ -6,7 +6,7 @@ import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from pipeline.cli.arguments import UsageError, add_recipe
+from pipeline.cli.arguments import UsageError, add_recipe, count
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--text", metavar="FILE", help="score this text instead of our own")
     parser.add_argument(
-        "--tokens", type=int, default=2048, metavar="N", help="at most so many tokens of context"
+        "--tokens", type=count, default=2048, metavar="N", help="at most so many tokens of context"
     )
     parser.add_argument("--json", action="store_true", help="print one object instead of a table")
 
@@ -26,8 +26,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from pipeline.lab import quality
 
-    if args.tokens < 1:
-        raise UsageError(f"--tokens: wants 1 or more, got {args.tokens}")
     named = [name.strip() for name in (args.kv or "").split(",") if name.strip()]
     asked = quality.asked(args.recipe, args.overrides, named, args.allow_code)
     lengths = [n for n in quality.LENGTHS if n < args.tokens] + [args.tokens]

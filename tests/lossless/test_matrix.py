@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
 
+from pipeline.cli import main
 from pipeline.lab.matrix import cells as axes_of
 from pipeline.lab.matrix import run
 from pipeline.lab.matrix.cells import Axes, AxisError, Cell, Heads, cells, pairwise
@@ -114,6 +118,28 @@ def test_what_a_cell_cannot_be_is_said(heads, tmp_path):
         Axes.read(["drafter=ngrm"])
     with pytest.raises(AxisError, match=r"(?s)family: has no 'x'.*famly: no such axis|famly.*'x'"):
         Axes.read(["famly=llama", "family=x"])
+
+
+def test_what_cannot_be_written_is_said_before_anything_is_tried(tmp_path, capsys):
+    assert main(["matrix", "-o", str(tmp_path)]) == 2
+    assert (
+        f"{tmp_path} is a folder. Name a file in it: {tmp_path}/matrix.md"
+        in capsys.readouterr().err
+    )
+    assert main(["matrix", "--workers", "0"]) == 2
+    assert "--workers: wants a whole number, 1 or more, got '0'" in capsys.readouterr().err
+
+
+def test_a_matrix_that_is_told_to_end_does_not_wait_and_leaves_what_was_written(tmp_path):
+    (tmp_path / "m.md").write_text("before")
+    words = ["matrix", "--axes", "kv=native,kv8", "family=llama", "-o", str(tmp_path / "m.md")]
+    command = [sys.executable, "-W", "ignore", "-m", "pipeline", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        assert process.stderr.read(1) == b"."
+        process.send_signal(signal.SIGHUP)
+        assert process.stderr.read() in (b"", b"."), "told to end, it tries on"
+        assert process.wait() == 128 + signal.SIGHUP
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("m.md", "before")]
 
 
 def test_the_page():

@@ -118,7 +118,7 @@ def read(place: str) -> Lock:
         text = error.problems[0].what.replace("\n", " ")
         raise _problem(path, text, f"Was it cut short? {COPY}") from error
     if not isinstance(found, Mapping):
-        raise _problem(path, "is no lock: it holds no sections.", AGAIN)
+        raise _problem(path, "is no lock: it holds no sections.", f"Was it cut short? {COPY}")
     if found.get("lock", VERSION) != VERSION:
         what = f"has the layout {found['lock']!r}; this version of headrace reads {VERSION}."
         raise _problem(path, what, "Lock the recipe again.")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event
 from typing import Any
 
 from pipeline.lab.children import Child, output
@@ -31,9 +33,23 @@ def run(axes: Axes, *, cover: bool, workers: int, report: Report) -> list[Outcom
         wanted = list((pairwise if cover else cells)(axes, heads))
         length = COVERED if cover else LENGTH
         jobs = [[c for c in wanted if c.family == family] for family in axes.family]
-        with ThreadPoolExecutor(workers) as pool:
-            done = [pool.submit(_job, job, heads, length, place, report) for job in jobs if job]
+        with ThreadPoolExecutor(workers) as pool, _stopping(pool) as stop:
+            done = [
+                pool.submit(_job, job, heads, length, place, report, stop) for job in jobs if job
+            ]
             return [outcome for one in done for outcome in one.result()]
+
+
+@contextmanager
+def _stopping(pool: ThreadPoolExecutor) -> Iterator[Event]:
+    """If the block ends by an exception (Ctrl-C is one), what runs is not waited for."""
+    stop = Event()
+    try:
+        yield stop
+    except BaseException:
+        stop.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
 
 
 def write_heads(folder: Path) -> Heads:
@@ -43,7 +59,7 @@ def write_heads(folder: Path) -> Heads:
 
 
 def _job(
-    job: Sequence[Cell], heads: Heads, length: int, folder: str, report: Report
+    job: Sequence[Cell], heads: Heads, length: int, folder: str, report: Report, stop: Event
 ) -> list[Outcome]:
     asked = {
         "folder": folder,
@@ -52,15 +68,18 @@ def _job(
         "cells": [asdict(cell) for cell in job],
     }
     found = []
-    for outcome in _worker(asked):
-        report(outcome)
-        found.append(outcome)
+    with closing(_worker(asked)) as outcomes:
+        for outcome in outcomes:
+            if stop.is_set():
+                return []
+            report(outcome)
+            found.append(outcome)
     if len(found) != (wanted := sum(len(cell.rows) for cell in job)):
         raise MatrixError(f"a worker ended after {len(found)} of {wanted} outcomes")
     return found
 
 
-def _worker(asked: Mapping[str, Any]) -> Iterator[Outcome]:
+def _worker(asked: Mapping[str, Any]) -> Generator[Outcome]:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with Child(["-m", "pipeline.lab.matrix.worker"], text=True, **pipes) as process:
         assert process.stdin and process.stdout
