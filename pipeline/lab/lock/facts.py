@@ -24,7 +24,7 @@ from pipeline.secrets import storable
 Read = Callable[[Path], str]  # a file's digest
 SOURCES = (".py", ".json", ".c", ".h", ".txt")
 OWN = ("pipeline", "stages")
-ENVIRONMENT = ("MLX_", "OPENBLAS_")  # beginnings of variables that choose kernels
+SWITCHES = ("MLX_", "OPENBLAS_")
 UNINSTALLED = tuple(map(Requirement, PACKAGES))  # where headrace itself says nothing
 
 
@@ -118,12 +118,14 @@ def platform(device: Any, read: Read = file_digest) -> dict[str, Any]:
         "cpu": cpu_name(),
         **{key: told.get(key) for key in ("kind", "blas", "kernels", "threads", "fusion")},
         "libraries": _told(device.libraries(), read),
-        "environment": {
-            name: value
-            for name, value in sorted(os.environ.items())
-            if name.startswith(ENVIRONMENT) and not name.endswith("_THREADS")
-        },
+        "environment": storable(_switches(), {}),
     }
+
+
+def _switches() -> dict[str, str]:
+    """Variables that choose kernels, but for threads, which `device.threads` settles."""
+    chosen = {name: value for name, value in os.environ.items() if name.startswith(SWITCHES)}
+    return {name: chosen[name] for name in sorted(chosen) if not name.endswith("_THREADS")}
 
 
 def code(packages: Iterable[str]) -> dict[str, str]:
