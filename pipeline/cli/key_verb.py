@@ -1,7 +1,9 @@
-"""`headrace key NAME [--admin]`: a new API key, told once, and the line that lets a server know it."""
+"""`headrace key NAME [--admin]`: a new API key, told once, and the line that lets a server know it. Standard output
+has the key alone, for `KEY=$(headrace key NAME)`."""
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, Namespace
 
 from pipeline.cli.arguments import UsageError
@@ -18,9 +20,11 @@ def run(args: Namespace) -> int:
     if not NAME.fullmatch(args.name):
         raise UsageError(f"{args.name!r}: wants small letters, digits, _ and -, 64 at most")
     secret, digest = make_key()
-    print(f"The key, for its owner. It is told only here:\n{secret}\n")
-    print(
-        "Its line in the file that server.keys=FILE names (limits are added there: rate, concurrent, …):"
-    )
-    print(f'{args.name}: {{sha256: "{digest}"{", admin: true" if args.admin else ""}}}')
+    line = f'{args.name}: {{sha256: "{digest}"{", admin: true" if args.admin else ""}}}'
+    told = f"""\
+Its line in the file that server.keys=FILE names (limits are added there: rate, concurrent, …):
+{line}
+The key, for its owner. It is told only here:"""
+    print(told, file=sys.stderr, flush=True)
+    print(secret)
     return 0
