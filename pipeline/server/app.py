@@ -79,7 +79,7 @@ def create_app(
                 Front, metrics=metrics, paths={r.path for r in routes}, prompts=settings.log_prompts
             ),
             *traced,
-            Middleware(Gate, settings=settings),
+            Middleware(Gate, settings=settings, counted={*families, *tokens}),
             Middleware(Bodies, room=settings.bodies_bytes),
         ],
         exception_handlers={HTTPException: reply},

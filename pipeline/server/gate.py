@@ -4,6 +4,7 @@ ask for. Everything behind it knows who asks."""
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -21,10 +22,12 @@ FILES = "/page/"  # nor for the page's files: they hold no data
 
 
 class Gate:
-    """ASGI middleware. What it raises is a reply."""
+    """ASGI middleware. What it raises is a reply. POSTs to the paths in `counted` are work for the engine: they use
+    up what a key may ask."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings):
+    def __init__(self, app: ASGIApp, settings: ServerSettings, counted: Collection[str]):
         self._app, self._most_bytes = app, settings.max_header_bytes
+        self._counted = counted
         self._origins = Origins(settings.host, settings.hosts, settings.cors)
         self._keyring = settings.keyring
         keys = self._keyring.keys if self._keyring else {}
@@ -38,7 +41,7 @@ class Gate:
         if scope["state"].get(CROWDED) and scope["path"] not in OPEN:
             message = "The server has as many open connections as it may (server.max_connections)."
             raise BusyError(message, code="too_many_connections")
-        counted = caller.name and scope["method"] == "POST"
+        counted = caller.name and scope["method"] == "POST" and scope["path"] in self._counted
         quota = self._quotas[caller.name].request() if counted else contextlib.nullcontext()
         with quota:
             await self._app(scope, receive, send)

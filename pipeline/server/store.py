@@ -9,7 +9,7 @@ import os
 import re
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,16 +31,17 @@ class _Kept:
 
 
 class ResponseStore:
-    """The last answers, up to `max_bytes` of JSON; each is forgotten `ttl_s` seconds after it was made,
-    the longest unused first where there is no room. Each belongs to the `owner` who asked for it (the name of
-    a key, or nobody's) and is not there for others. With a `folder` they are files there, one each, an owner's
-    in a folder of their own, written whole or not at all, and outlive the process. Safe on any thread."""
+    """The last answers, up to `max_bytes` of JSON; each is forgotten `ttl_s` seconds after it was made. Each
+    belongs to the `owner` who asked for it (the name of a key, or nobody's) and is not there for others. Where
+    there is no room, the owner of most bytes loses the longest unused: nobody drives out those who hold less. With
+    a `folder` they are files there, one each, an owner's in a folder of their own, written whole or not at all, and
+    outlive the process. Safe on any thread."""
 
     def __init__(self, *, ttl_s: float, max_bytes: int, folder: str | None = None):
         self._ttl_s, self._max_bytes = ttl_s, max_bytes
         self._folder = Path(folder).expanduser() if folder else None
-        self._kept: OrderedDict[Place, _Kept] = OrderedDict()
-        self._bytes = 0
+        self._kept: defaultdict[str, OrderedDict[str, _Kept]] = defaultdict(OrderedDict)
+        self._bytes: Counter[str] = Counter()  # by owner
         self._lock = threading.RLock()
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -75,17 +76,17 @@ class ResponseStore:
 
     def delete(self, owner: str, name: str) -> bool:
         with self._lock:
-            kept = self._kept.pop((owner, name), None)
+            kept = self._kept[owner].pop(name, None)
             if kept is None:
                 return False
-            self._bytes -= kept.size
+            self._bytes[owner] -= kept.size
             if self._folder is not None:
                 with contextlib.suppress(OSError):
                     self._file((owner, name)).unlink()
         return True
 
     def _data(self, owner: str, name: str) -> bytes | None:
-        kept = self._kept.get((owner, name))
+        kept = self._kept[owner].get(name)
         if kept is None:
             return None
         data = kept.data
@@ -95,21 +96,29 @@ class ResponseStore:
         if data is None or kept.expires <= time.time():
             self.delete(owner, name)
             return None
-        self._kept.move_to_end((owner, name))
+        self._kept[owner].move_to_end(name)
         return data
 
     def _forget_old(self) -> None:
         now = time.time()
-        for place in [place for place, kept in self._kept.items() if kept.expires <= now]:
+        old = [
+            (owner, name)
+            for owner, answers in self._kept.items()
+            for name, kept in answers.items()
+            if kept.expires <= now
+        ]
+        for place in old:
             self.delete(*place)
 
     def _make_room(self) -> None:
-        while self._bytes > self._max_bytes:
-            self.delete(*next(iter(self._kept)))
+        while self._bytes.total() > self._max_bytes:
+            ((owner, _),) = self._bytes.most_common(1)
+            self.delete(owner, next(iter(self._kept[owner])))
 
     def _add(self, place: Place, kept: _Kept) -> None:
-        self._kept[place] = kept
-        self._bytes += kept.size
+        owner, name = place
+        self._kept[owner][name] = kept
+        self._bytes[owner] += kept.size
 
     def _file(self, place: Place) -> Path:
         owner, name = place

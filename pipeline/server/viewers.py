@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from pipeline.errors import BusyError
-from pipeline.server.caller import caller
+from pipeline.server.caller import Caller, caller
 from pipeline.server.contract import ServedEngine
 from pipeline.server.pools import Pools
 from pipeline.server.streaming import HEADERS
@@ -24,40 +24,41 @@ SEATS = 16  # viewers of one key, or without keys of one address
 
 
 class Viewers:
-    """First an event `pipeline`: what is served; then `figures`, all of /stats. They are taken at most
-    once a period for all viewers together, and not at all while there are none."""
+    """First an event `pipeline`: what is served, with its settings (which have paths in them) for the operator
+    only; then `figures`, all of /stats. They are taken at most once a period for all viewers together, and not at
+    all while there are none."""
 
     def __init__(self, engine: ServedEngine, pools: Pools, period_s: float = PERIOD_S):
         self._engine, self._pools, self._period_s = engine, pools, period_s
         self._instance = uuid4().hex  # another one: the server has been started again
         self._coming: asyncio.Future[tuple[bytes, bool]] | None = None
         self._taken = -period_s  # when, monotonic seconds
-        self._served: bytes | None = None
+        self._served: dict[str, Any] | None = None
         self._seats: Counter[str] = Counter()
 
     async def events(self, request: Request) -> Response:
         found = caller(request)
-        name = found.name or found.address
-        if self._seats[name] >= SEATS:
+        if self._seats[_seat(found)] >= SEATS:
             message = f"As many pages as may ({SEATS}) look on for this key already."
             raise BusyError(message, code="concurrency_limit_exceeded")
         return StreamingResponse(
-            self._stream(name), media_type="text/event-stream", headers=HEADERS
+            self._stream(found), media_type="text/event-stream", headers=HEADERS
         )
 
-    async def _stream(self, name: str) -> AsyncIterator[bytes]:
+    async def _stream(self, viewer: Caller) -> AsyncIterator[bytes]:
+        name = _seat(viewer)
         self._seats[name] += 1
         try:
-            async for event in self._news():
+            async for event in self._news(operator=viewer.admin or not viewer.name):
                 yield event
         finally:
             self._seats[name] -= 1
             self._seats += Counter()  # forgets who has none
 
-    async def _news(self) -> AsyncIterator[bytes]:
+    async def _news(self, *, operator: bool) -> AsyncIterator[bytes]:
         if self._served is None:
             self._served = await self._pools.figures(self._describe)
-        yield self._served
+        yield frame(self._served if operator else {**self._served, "settings": []}, "pipeline")
         going = True
         while going:
             figures, going = await self._next()
@@ -76,8 +77,12 @@ class Viewers:
         going = stats["state"] in ("open", "draining", "restarting")
         return frame({"at": self._taken, **stats}, "figures"), going
 
-    def _describe(self) -> bytes:
+    def _describe(self) -> dict[str, Any]:
         info, health = self._engine.target_info, self._engine.health()
         served: dict[str, Any] = {"instance": self._instance, "model": info["name"]}
         served |= {"context": info["context_len"], "device": health["device"]}
-        return frame({**served, **self._engine.describe()}, "pipeline")
+        return {**served, **self._engine.describe()}
+
+
+def _seat(viewer: Caller) -> str:
+    return viewer.name or viewer.address

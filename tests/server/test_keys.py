@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
+import urllib.request
 
 import anthropic
 import openai
@@ -21,11 +23,12 @@ from pipeline.types import Accepted
 CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "hi"}]}
 MESSAGE = {"model": "m", "max_tokens": 9, **ASK}
-SECRETS = {name: f"hr-secret-of-{name}" for name in ("alice", "bob", "slow", "one", "boss")}
+SECRETS = {name: f"hr-secret-of-{name}" for name in ("alice", "bob", "slow", "few", "one", "boss")}
 FIELDS = {
     "alice": "priority: 2, weight: 2.5",
     "bob": "",
     "slow": "rate: 2",
+    "few": "rate: 2",
     "one": "concurrent: 1",
     "boss": "admin: true",
 }
@@ -172,6 +175,24 @@ def test_requests_a_minute(engine, ask):
     assert ask(CHAT, ASK, **bearer("bob"))[0] == 200, "nobody else is held up"
 
 
+def test_wrong_addresses_use_up_nothing(engine, ask, keyed):
+    """Nor do those that fetch or set what is there: only work for the engine is counted."""
+    for path, status in (("/v1/nope", 404), ("/health", 405), ("/v1/responses/x", 405)):
+        assert [ask(path, ASK, **bearer("few"))[0] for _ in range(3)] == [status] * 3
+    assert [ask(CHAT, ASK, **bearer("few"))[0] for _ in range(3)] == [200, 200, 429]
+
+
+@pytest.mark.parametrize(("name", "shown"), [("alice", False), ("boss", True)])
+def test_settings_are_the_operators(engine, keyed, name, shown):
+    """They have paths in them; the graph and the figures are everybody's."""
+    engine.describe = lambda: {"graph": {}, "settings": [{"path": "server.keys", "value": "/f"}]}
+    request = urllib.request.Request(f"{keyed[1]}/events", headers=bearer(name))
+    with urllib.request.urlopen(request, timeout=5) as reply:
+        assert reply.readline() == b"event: pipeline\n"
+        served = json.loads(reply.readline().removeprefix(b"data: "))
+    assert bool(served["settings"]) == shown and served["graph"] == {}
+
+
 def test_requests_at_a_time(engine, ask, keyed, script):
     engine.plan = lambda _: [Accepted(1), 30.0]
     with openai.OpenAI(base_url=keyed[1] + "/v1", api_key=SECRETS["one"], max_retries=0) as client:
@@ -260,8 +281,10 @@ def test_what_a_request_presents():
 
 def test_a_key_is_made_and_read(capsys, tmp_path, monkeypatch):
     assert main(["key", "carol", "--admin"]) == 0
-    lines = capsys.readouterr().out.strip().splitlines()
-    secret, line = lines[1], lines[-1]
+    told = capsys.readouterr()
+    secret, line = told.out.removesuffix("\n"), told.err.splitlines()[1]
+    assert re.fullmatch("hr-[A-Za-z0-9_-]{43}", secret), "the key alone: KEY=$(headrace key NAME)"
+    assert secret not in told.err
     file = tmp_path / "keys.yaml"
     file.write_text(line)
     monkeypatch.setenv("TEST_KEYS", line)

@@ -234,6 +234,21 @@ def test_the_store_has_a_bound_and_forgets():
     assert short.get("", NAMES[0]) is None
 
 
+def test_no_owner_drives_out_those_who_hold_less():
+    store, one = ResponseStore(ttl_s=60, max_bytes=100), {"a": "x" * 12}  # 20 bytes
+    names = [f"resp_{i:032x}" for i in range(30)]
+    store.put("bob", names[0], one)
+    store.put("eve", names[1], {"a": "x" * 32})  # 40 bytes
+    for name in names[2:]:
+        store.put("alice", name, one)
+    assert store.get("bob", names[0]) and store.get("eve", names[1])
+    kept = [name for name in names if store.get("alice", name)]
+    assert kept == names[-2:], "the longest unused of her own"
+    store.put("bob", names[2], {"a": "x" * 52})
+    assert not store.get("bob", names[2]), "then he would hold most"
+    assert store.get("eve", names[1]) and store.get("alice", names[-1])
+
+
 def test_a_folder_outlives_the_store(tmp_path):
     folder = str(tmp_path / "answers")
     ResponseStore(ttl_s=60, max_bytes=100, folder=folder).put("", NAMES[0], {"a": 1})
