@@ -80,6 +80,8 @@ class Engine:
         self._state = "new"  # new | opening | open | draining | failed | closed
         self._kv: dict[str, Any] = {}  # what the KV policy does to the model; known once it is open
         self._ending: ClosedError | None = None  # set once nothing takes from the inbox any more
+        self.rounds = 0  # of its thread; it waits for something to do in between
+        self.waits = False
         self._again_s: float | None = None  # when idle work wants to go on without news
         self._opened: Future[None] = Future()
         self._pool = ThreadPoolExecutor(PREPARATION_THREADS, "headrace-prepare")
@@ -328,6 +330,7 @@ class Engine:
     def _loop(self) -> None:
         more = False  # work that is no request is left
         while self._state in ("open", "draining"):
+            self.rounds += 1
             if self._turns.stalled:
                 self._again_s = READ_POLL_S
             wait = self._turns.stalled or not (self._turns.busy or more)
@@ -339,11 +342,13 @@ class Engine:
     def _receive(self, *, block: bool, timeout_s: float | None = None) -> None:
         """Take what has arrived; with nothing to do, wait for something."""
         while True:
+            self.waits = block
             try:
                 sequence = self._inbox.get(block=block, timeout=timeout_s)
             except queue.Empty:
                 return
-            block = False
+            finally:
+                self.waits = block = False
             if sequence is not None:
                 self._turns.waiting.append(sequence)
 

@@ -7,7 +7,8 @@ from typing import Any, get_args, get_type_hints
 
 from pipeline.types import Grammar
 
-KINDS: tuple[str, ...] = get_args(get_type_hints(Grammar)["kind"])
+# "tools" are no form that anybody writes down: see `pipeline.server.tools`
+KINDS = tuple(kind for kind in get_args(get_type_hints(Grammar)["kind"]) if kind != "tools")
 
 
 def make_grammar(kind: str, source: Any, field: str, *, compact: bool = False) -> Grammar:

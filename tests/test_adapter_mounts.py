@@ -124,7 +124,7 @@ def test_another_process_has_what_was_mounted_in_the_first(folders, monkeypatch)
     """`server.isolate`: the engine is killed; what the operator had changed is so in the next."""
     home = str(Path(folders["a"]).parent)
     told = f"adapters.folders={{a: {folders['a']}, b: {folders['b']}}}"
-    more = ("adapters=lora", f"adapters.shelf={home}", "server.restart_s=0.05")
+    more = ("adapters=lora", f"adapters.shelf={home}")
     recipe = Served.of(told, *more, recipe="tiny")
     engine = IsolatedEngine(recipe)
     engine.open()

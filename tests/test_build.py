@@ -298,7 +298,7 @@ def test_the_device_is_open_before_mlx_is_imported():
             "server._target_: server takes no '_target_'. It takes: host, port, "
             "socket, keys, hosts, cors, max_connections, max_header_bytes, max_body_bytes, "
             "bodies_bytes, body_s, unread_s, max_choices, keepalive_s, shutdown_s, close_s, log, "
-            "log_prompts, responses_ttl_s, responses_bytes, responses_folder, isolate, restarts, restart_s.",
+            "log_prompts, responses_ttl_s, responses_bytes, responses_folder, isolate, restarts, hang_s.",
         ),
         (
             "telemetry._target_=os.system",

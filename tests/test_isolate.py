@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -22,7 +23,7 @@ from pipeline.errors import ClosedError
 from pipeline.isolate.engine import IsolatedEngine
 from pipeline.server.run import serve_in_thread
 from pipeline.server.settings import ServerSettings
-from pipeline.types import Failed, Request
+from pipeline.types import Done, Failed, Request
 
 ROOT = Path(__file__).parents[1]
 SLOW = ("model.layers=2", "model.delay_ms=12", "drafter=none", "limits.max_rows=8")
@@ -39,6 +40,7 @@ class Serving:
 
     def __init__(self, *overrides: str, isolate: bool = True):
         words = ["serve", "fake", "server.port=0", f"server.isolate={isolate}".lower(), *overrides]
+        began = time.monotonic()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pipeline", *words],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -49,6 +51,7 @@ class Serving:
         threading.Thread(target=self._listen, daemon=True).start()
         line = next((line for line in self.process.stdout if " serves " in line), "")
         assert line, self.log
+        self.start_s = time.monotonic() - began
         self.process.stdout.close()  # nobody reads on: no later process may mind
         self.address = urlsplit(line.split()[-1]).netloc
 
@@ -71,8 +74,9 @@ class Serving:
     def child(self):
         return self.get("/health")[1]["isolate"]["pid"]
 
-    def until_ready(self, timeout_s=30):
-        until = time.monotonic() + timeout_s
+    def until_ready(self):
+        """Within two seconds of what it takes to load the model."""
+        until = time.monotonic() + self.start_s + 2
         while self.get("/ready")[0] != 200:
             assert time.monotonic() < until, self.log
             time.sleep(0.02)
@@ -213,7 +217,10 @@ def test_resumable_answers_go_on_as_if_nothing_had_happened(tmp_path):
         speaking(clients, 1)
         late = Client(server, PROMPTS[7], stream=False)  # in the queue
         speaking(clients, 20)
+        assert len(clients) == 8
         os.kill(server.child, signal.SIGKILL)
+        assert server.get("/health")[0] == 200
+        server.until_ready()
         for client in clients:
             client.ended()
             assert client.events[-1] == "[DONE]"
@@ -260,6 +267,60 @@ def test_the_child_dies_with_its_parent():
         assert gone(child)
 
 
+def all_answer(server, questions):
+    """Each on a thread of its own; their statuses, once all are there."""
+    found = {}
+
+    def ask(at, path, body):
+        found[at] = server.call("POST", path, body)[0] if body else server.call("GET", path)[0]
+
+    threads = [
+        threading.Thread(target=ask, args=(at, *question)) for at, question in enumerate(questions)
+    ]
+    for thread in threads:
+        thread.start()
+    return threads, found
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+QUESTIONS = [
+    ("/v1/chat/completions", {**CHAT, "tools": [TOOL], "tool_choice": "required"}),
+    ("/v1/chat/completions", {**CHAT, "tools": [TOOL], "guided_json": {"type": "object"}}),
+    ("/v1/completions", {"prompt": [65, 66], "echo": True, "logprobs": 2, "max_tokens": 3}),
+    ("/v1/messages", {**CHAT, "tools": [{"name": "f", "input_schema": {"type": "object"}}]}),
+    ("/tokenize", {"prompt": "x", "return_token_strs": True}),
+    ("/detokenize", {"tokens": [65]}),
+    *[("/stats", None)] * 6, ("/metrics", None),
+]  # fmt: skip
+
+
+def test_a_process_that_is_stopped_holds_up_nobody_but_its_answers():
+    with served(*SLOW, "constraint=llguidance") as server:
+        child = server.child
+        streams = [Client(server, prompt, logprobs=2) for prompt in PROMPTS]
+        speaking(streams, 1)
+        os.kill(child, signal.SIGSTOP)
+        try:
+            waiting, found = all_answer(server, QUESTIONS)
+            took = []
+            for _ in range(60):
+                began = time.monotonic()
+                assert server.get("/health")[0] == 200
+                took.append(time.monotonic() - began)
+                time.sleep(0.02)
+            assert not found, "it is stopped"
+        finally:
+            os.kill(child, signal.SIGCONT)
+        took.sort()
+        assert took[-6] < 0.2 and took[-1] < 1, took  # a test's machine may be busy
+        for thread in waiting:
+            thread.join(30)
+        assert list(found.values()) == [200] * len(QUESTIONS)
+        assert all(stream.ended().events[-1] == "[DONE]" for stream in streams)
+        assert server.child == child
+
+
 def test_sigterm_drains_and_flushes(tmp_path):
     """It reaches the whole group, as from a terminal or a service manager."""
     kept = ("tier=[ram,disk]", f"tier.disk.path={tmp_path}", "tier.disk.reserve_gb=0")
@@ -297,9 +358,14 @@ def until(check, timeout_s=20):
         time.sleep(0.01)
 
 
-def test_patience_ends(tmp_path):
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr("pipeline.isolate.patience.FIRST_S", 0.01)
+
+
+def test_patience_ends(tmp_path, soon):
     flag = tmp_path / "flag"
-    with isolated("server.restarts=2", "server.restart_s=0.01", flag=flag) as engine:
+    with isolated("server.restarts=2", flag=flag) as engine:
         flag.touch()
         os.kill(engine.health()["isolate"]["pid"], signal.SIGKILL)
         until(lambda: engine.health()["state"] == "failed")
@@ -339,6 +405,71 @@ def test_a_process_that_hangs_does_not_hold_up_the_end(monkeypatch):
         os.kill(pid, signal.SIGSTOP)
     assert gone(pid)
     assert engine.health()["state"] == "closed"
+
+
+HANGS = "server.hang_s=4"
+
+
+def test_a_stopped_process_is_ended_and_another_one_started():
+    events = []
+    with isolated("model.delay_ms=5", HANGS) as engine:
+        engine.submit(Request("a", text="x", max_tokens=9999, ignore_eos=True), events.append)
+        until(lambda: len(events) > 3)
+        os.kill(engine.health()["isolate"]["pid"], signal.SIGSTOP)
+        until(lambda: isinstance(events[-1], Failed))
+        assert "no sign of life for 4 s" in str(events[-1].error)
+        until(lambda: engine.health()["state"] == "open")
+        assert "no sign of life" in engine.health()["isolate"]["last_end"]
+        assert engine.tokenizer.encode("a")
+
+
+def test_an_engine_s_thread_that_is_stuck_is_found_and_one_that_is_slow_or_idle_is_not(tmp_path):
+    stuck, events = tmp_path / "stuck", []
+    with isolated("model.delay_ms=600", HANGS, stuck=stuck) as engine:
+        time.sleep(4.5)
+        engine.submit(Request("a", text="x", max_tokens=4, ignore_eos=True), events.append)
+        until(lambda: events and isinstance(events[-1], Done))
+        assert engine.health()["isolate"]["restarts"] == 0
+        stuck.touch()
+        engine.submit(Request("b", text="x", max_tokens=4, ignore_eos=True), events.append)
+        until(lambda: isinstance(events[-1], Failed))
+        assert "no sign of life" in str(events[-1].error)
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+def test_what_is_asked_about_an_answer_on_its_way_is_asked_of_the_next_process(resumable, tmp_path):
+    flow = (*RESUMABLE, f"tier.disk.path={tmp_path}") if resumable else ()
+    with isolated(*flow) as engine:
+        dialect = engine.tokenizer.dialect
+        os.kill(engine.health()["isolate"]["pid"], signal.SIGKILL)
+        until(lambda: engine.health()["state"] == "restarting")
+        outcome = contextlib.nullcontext() if resumable else pytest.raises(ClosedError)
+        with outcome:
+            assert dialect.calls('{"name": "f", "arguments": {}}', [])[0].name == "f"
+
+
+def test_nothing_is_asked_on_an_event_loop():
+    async def ask():
+        return engine.tokenizer.encode("a")
+
+    with isolated() as engine, pytest.raises(AssertionError, match="event loop"):
+        asyncio.run(ask())
+
+
+def test_an_event_that_cannot_cross_is_its_row_s_error_and_nobody_else_s(tmp_path):
+    odd, lost, events = tmp_path / "odd", [], []
+    with isolated("model.delay_ms=5", odd=odd) as engine:
+        long = {"text": "x", "max_tokens": 200, "ignore_eos": True}
+        engine.submit(Request("a", **long), events.append)
+        until(lambda: len(events) > 3)
+        odd.touch()
+        engine.submit(Request("odd", **long), lost.append)
+        until(lambda: lost and isinstance(lost[-1], Failed))
+        until(lambda: isinstance(events[-1], Done))
+        assert "int64" in str(lost[-1].error)
+        assert engine.health()["isolate"]["restarts"] == 0
+        until(lambda: engine.stats()["rows"]["open_requests"] == 0)
+        assert engine.stats()["counts"]["requests_cancelled"] == 1
 
 
 def test_an_end_while_it_is_started_again():

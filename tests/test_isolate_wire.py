@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import socket
 import threading
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from pipeline.errors import (
@@ -20,7 +22,7 @@ from pipeline.errors import (
 )
 from pipeline.isolate.faults import Fault
 from pipeline.isolate.flight import Flight
-from pipeline.isolate.wire import Line, News, Order, Submit, Told
+from pipeline.isolate.wire import Line, News, Order, Reply, Submit, Told
 from pipeline.types import (
     Accepted,
     Comparison,
@@ -111,6 +113,41 @@ def test_a_fault_of_ours_keeps_its_name():
     found = Fault.of(ZeroDivisionError("division by zero")).error()
     assert (type(found).__name__, str(found)) == ("ZeroDivisionError", "division by zero")
     assert not isinstance(found, HeadraceError), "it is an internal error: exit code 1, HTTP 500"
+
+
+ODD = [
+    Delta("a", (np.int64(1),)),
+    Delta("a", (1,), (TokenLogprob(1, np.float32(0)),)),
+    Delta(b"\xff", (1,)),
+    Delta(None, (1,)),
+    Delta("\ud800", (1,)),
+    Done("odd", Usage(1, 2, 3), 1, {}, Speculation()),
+    Fault("odd", "", facts={"x": object()}),
+]
+
+
+@pytest.mark.parametrize("event", ODD, ids=range(len(ODD)))
+def test_what_cannot_cross_is_one_request_s_error(event):
+    ours, theirs = socket.socketpair()
+    sender, receiver = Line(ours, News), Line(theirs, News)
+    sender.say(Told(3, event), Told(4, EVENTS[1]))
+    sender.close()
+    odd, fine = receiver.heard()
+    assert (odd.id, type(odd.event), fine.event) == (3, Fault, EVENTS[1])
+    assert isinstance(odd.event.error(), Exception)
+    receiver.close()
+
+
+def test_so_is_an_order_s_or_a_reply_s():
+    assert over(Submit(3, replace(FULL, max_tokens="x")), Order).id == 3
+    assert isinstance(over(Submit(3, replace(FULL, max_tokens="x")), Order).event, Fault)
+    reply = over(Reply(5, {"x": object()}), News)
+    assert (reply.id, reply.value) == (5, None) and reply.fault.message
+
+
+def test_a_number_that_is_none_crosses():
+    heard = over(Told(3, Delta("a", (1,), (TokenLogprob(1, math.nan),))), News)
+    assert math.isnan(heard.event.logprobs[0].logprob)
 
 
 def test_what_was_said_leaves_before_the_end():

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from pipeline.cli.served import Recipe
+from pipeline.types import Delta
 
 
 @dataclass(frozen=True)
 class Served:
     """A recipe; from the moment that `flag` exists its process ends while it opens. A `fault` that exists
-    is one of the engine's own thread, once."""
+    is one of the engine's own thread, once, and one that is `stuck` hangs there. While `odd` exists, requests
+    of that name get events that have no JSON."""
 
     served: Recipe
     flag: Path = Path("/nowhere")
     fault: Path = Path("/nowhere")
+    stuck: Path = Path("/nowhere")
+    odd: Path = Path("/nowhere")
 
     @classmethod
     def of(cls, *overrides: str, recipe: str = "fake", **files: Path) -> Served:
@@ -32,7 +40,17 @@ class Served:
             if self.fault.exists():
                 self.fault.unlink()
                 raise RuntimeError("a fault in the engine's thread")
+            if self.stuck.exists():
+                self.stuck.unlink()
+                time.sleep(60)
             turn(**what)
 
         engine._turns.turn = faulty
+        engine.submit = partial(self._submit, engine.submit)
         return engine
+
+    def _submit(self, submit, request, deliver):
+        def odd(event):
+            deliver(replace(event, token_ids=(np.int64(1),)) if isinstance(event, Delta) else event)
+
+        return submit(request, odd if request.id == "odd" and self.odd.exists() else deliver)

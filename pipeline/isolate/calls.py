@@ -33,18 +33,8 @@ def calls(engine: Engine) -> Mapping[str, Callable[..., Any]]:
         "encode": text.encode,
         "render": text.render,
         "decode": text.decode,
-        "spell": lambda token_id: spell(text, token_id),
         "calls": read_calls,
-        "grammar": dialect.grammar,
-        "opened": dialect.opened,
-        "thought": dialect.thought,
     }
-
-
-def spell(text: Any, token_id: int) -> str:
-    """A token's bytes as JSON can carry them."""
-    data: bytes = text.token_bytes(token_id)
-    return data.decode("latin-1")
 
 
 def told_of(text: Any) -> dict[str, Any]:

@@ -14,15 +14,15 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from pipeline.engine import Engine, Ticket
 from pipeline.errors import ClosedError
-from pipeline.isolate.calls import calls, spell, told_of
+from pipeline.isolate.calls import calls, told_of
 from pipeline.isolate.faults import Fault
+from pipeline.isolate.pulse import Pulse
 from pipeline.isolate.wire import (
     Call,
     Cancel,
@@ -32,12 +32,11 @@ from pipeline.isolate.wire import (
     Order,
     Refused,
     Reply,
-    Spelled,
     Submit,
     Text,
     Told,
 )
-from pipeline.types import Delta, Done, Event, Failed, PromptLogprob, TokenLogprob
+from pipeline.types import Done, Event, Failed
 
 CALLERS = 8  # calls answered at once: a flush must not keep a text from being tokenized
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -50,10 +49,12 @@ def main(connection: int, parent: int) -> int:
     die_with(parent)
     served = pickle.load(sys.stdin.buffer)
     line = Line(socket.socket(fileno=connection), Order)
+    pulse = Pulse(line)
+    pulse.start()
     try:
-        engine = served.open()
+        pulse.engine = engine = served.open()
     except Exception as error:
-        line.say(Refused(Fault.of(error)))
+        line.say(line.said(Refused(Fault.of(error))))
         line.close()
         return 1
     return Attendant(engine, line).serve()
@@ -77,12 +78,11 @@ class Attendant:
         self._pool = ThreadPoolExecutor(CALLERS, "headrace-calls")
         self._lock = threading.Lock()
         self._tickets: dict[int, Ticket | None] = {}  # of requests without a last event
-        self._spelled: set[int] = set()
         self._closing = False
         self._watch = threading.Thread(target=self._end_with_engine, daemon=True)
 
     def serve(self) -> int:
-        self.line.say(self._opened())
+        self.line.say(self.line.said(self._opened()))
         self._watch.start()
         for order in self.line.heard():
             match order:
@@ -92,6 +92,8 @@ class Attendant:
                     self._cancel(id)
                 case Call():
                     self._pool.submit(self._answer, order)
+                case Told() | Reply():  # to what could not be read
+                    self.line.say(order)
                 case Close():
                     self._closing = True
                     self.engine.close()
@@ -101,11 +103,13 @@ class Attendant:
 
     def _opened(self) -> Opened:
         text, built = self.engine.tokenizer, self.engine.pipeline
-        known = Text(text.template, text.identity, text.special_ids, told_of(text))
+        info = self.engine.target_info
+        words = tuple(text.token_bytes(i).decode("latin-1") for i in range(info["vocab_size"]))
+        known = Text(text.template, text.identity, text.special_ids, told_of(text), words)
         resumable = any("resume" in names for names in built.phases.values())
         settings = {group: built.config.get(group) or {} for group in OURS}  # type: ignore[attr-defined]
         device = self.engine.health()["device"]
-        return Opened(self.engine.target_info, device, settings, known, resumable)
+        return Opened(info, device, settings, known, resumable)
 
     def _submit(self, id: int, request: Any) -> None:
         self._tickets[id] = None
@@ -128,29 +132,11 @@ class Attendant:
             if isinstance(event.error, ClosedError) and not self._closing:
                 return  # this process is about to end: the other one knows what that means for whom
             self.line.say(Told(id, Fault.of(event.error)))
-        elif tokens := {t: spell(self.engine.tokenizer, t) for t in self._unspelled(event)}:
-            self._spelled |= tokens.keys()
-            self.line.say(Spelled(tokens), Told(id, event))
         else:
             self.line.say(Told(id, event))
         if isinstance(event, Done | Failed):
             with self._lock:
                 self._tickets.pop(id, None)
-
-    def _unspelled(self, event: Event) -> Iterator[int]:
-        """Tokens whose bytes a reply will show, and has not had before."""
-        entries: Iterable[TokenLogprob | PromptLogprob | None] = ()
-        shown: list[int] = []
-        if isinstance(event, Delta):
-            entries = event.logprobs
-            if event.origins:
-                shown += event.token_ids
-                shown += (token for origin in event.origins for token in origin.rejected)
-        elif isinstance(event, Done):
-            entries = event.prompt_logprobs
-        for entry in (one for one in entries if one is not None):
-            shown += (entry.token_id, *(token for token, _ in entry.top))
-        yield from (token for token in shown if token not in self._spelled)
 
     def _answer(self, call: Call) -> None:
         try:

@@ -6,6 +6,7 @@ flight then gets an error, or, where answers are resumable, is asked again and g
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import logging
@@ -23,15 +24,16 @@ from pipeline.isolate.leases import FarLeases
 from pipeline.isolate.mounts import FarMounts
 from pipeline.isolate.patience import Patience
 from pipeline.isolate.process import EngineProcess
+from pipeline.isolate.pulse import Silence
 from pipeline.isolate.text import FarText
 from pipeline.isolate.wire import (
+    Beat,
     Call,
     Cancel,
     Close,
     Opened,
     Refused,
     Reply,
-    Spelled,
     Submit,
     Told,
 )
@@ -63,6 +65,7 @@ class IsolatedEngine:
     def __init__(self, served: Any):
         self._served = served
         self._lock = threading.RLock()
+        self._settled = threading.Condition(self._lock)  # no longer restarting
         self._state = "new"  # new | opening | open | restarting | draining | failed | closed
         self._process: EngineProcess | None = None
         self._up = False  # it takes requests
@@ -78,6 +81,7 @@ class IsolatedEngine:
         self._figures: Mapping[str, Any] = {}
         self._ended = ""  # how the last process did
         self._patience = Patience()
+        self._silence = Silence(lambda: self._patience.silence_s(self._up), self._hangs)
         self.adapters = FarMounts(self._ask)
         self._stop = threading.Event()
         self.leases = FarLeases(self._ask, lambda: self._state == "open")
@@ -89,6 +93,7 @@ class IsolatedEngine:
         """Start it, and wait until it takes requests. What it could not open is raised here."""
         self._state = "opening"
         self._thread.start()
+        self._silence.start()
         self._first.result()
 
     def close(self) -> None:
@@ -104,6 +109,7 @@ class IsolatedEngine:
             elif process is not None:
                 process.kill()
         self._stop.set()
+        self._silence.end()  # it may take long to write states
         self._thread.join(CLOSE_S)
         if process is not None:
             process.kill()
@@ -181,7 +187,8 @@ class IsolatedEngine:
 
     def _isolate(self) -> dict[str, Any]:
         pid = self._process.pid if self._process else None
-        return {"pid": pid, "last_end": self._ended, **self._counts}
+        told = {"pid": pid, "last_end": self._ended, "silent_s": self._silence.seconds}
+        return {**told, **self._counts}
 
     # --- other work
 
@@ -195,13 +202,15 @@ class IsolatedEngine:
     def _ask(
         self,
         name: str,
-        within_s: float = CALL_S,
+        within_s: float | None = CALL_S,
         done: Callable[[], None] | None = None,
         /,
         **args: Any,
     ) -> Any:
-        """A call's answer; its error is raised. Never on the thread that hears it, which calls `done` if
-        it is well: before it hears anything else, and however late that is."""
+        """A call's answer; its error is raised. Never on an event loop, where a process that hangs would hold up
+        all that is served, nor on the thread that hears it, which calls `done` if it is well: before it hears
+        anything else, and however late that is."""
+        assert asyncio._get_running_loop() is None, f"{name}: asked on an event loop"
         future: Future[Any] = Future()
         with self._lock:
             if not self._up:
@@ -219,6 +228,18 @@ class IsolatedEngine:
         finally:
             self._calls.pop(number, None)
 
+    def _ask_on(self, name: str, /, **args: Any) -> Any:
+        """A question about an answer on its way, which lives as long as that does: the next process is asked
+        too, where it goes on with the answer."""
+        while True:
+            try:
+                return self._ask(name, None, **args)
+            except ClosedError:
+                with self._settled:
+                    if self._state != "restarting" or not self._known.resumable:
+                        raise
+                    self._settled.wait_for(lambda: self._state != "restarting")
+
     def _say(self, message: Any) -> None:
         if self._process is not None:
             self._process.line.say(self._process.line.said(message))
@@ -235,6 +256,11 @@ class IsolatedEngine:
             raise ClosedError("the engine is not open")
         return self._opened
 
+    def _hangs(self, silent_s: float) -> None:
+        """It lives and does nothing, and may do so for ever."""
+        if (process := self._process) is not None:
+            process.kill(f"it gave no sign of life for {silent_s:g} s and was killed")
+
     # --- the one thread
 
     def _attend(self) -> None:
@@ -249,6 +275,7 @@ class IsolatedEngine:
     def _one(self) -> str:
         """From a process's start to its end; how it ended."""
         self._patience.begin()
+        self._silence.beat()
         try:
             served = self.adapters.served(self._served)
             process = EngineProcess(served, silent=self._first.done())
@@ -303,6 +330,7 @@ class IsolatedEngine:
             self._lose(going=False)
             if self._state in ("opening", "open", "restarting"):
                 self._state = "failed"
+            self._settled.notify_all()
         if not self._first.done():
             what = f"the engine's process has ended while it opened: {self._ended}."
             self._first.set_exception(OpenError(f"{what} Is there memory enough?"))
@@ -311,8 +339,8 @@ class IsolatedEngine:
         match news:
             case Told(id=number, event=event):
                 self._told(number, Failed(event.error()) if isinstance(event, Fault) else event)
-            case Spelled(tokens=tokens):
-                self._text.hear(tokens)
+            case Beat():
+                self._silence.beat()
             case Reply(id=number, value=value, fault=fault):
                 self._settle(number, value, fault)
             case Opened():
@@ -328,8 +356,8 @@ class IsolatedEngine:
             return
         if last := flight.hear(event):
             del self._flights[number]
-        if not isinstance(event, Done | Failed) and (last or flight.cancelled):
-            self._say(Cancel(number))
+        if not isinstance(event, Done) and (last or flight.cancelled):
+            self._say(Cancel(number))  # whose event could not be told still runs there
 
     def _settle(self, number: int, value: Any, fault: Fault | None) -> None:
         change, future = self._changes.pop(number, None), self._calls.get(number)
@@ -345,7 +373,8 @@ class IsolatedEngine:
     def _start(self, opened: Opened) -> None:
         """It takes requests: first those that another process could not end."""
         with self._lock:
-            self._opened, self._text = opened, FarText(opened.text, self._ask)
+            self._opened = opened
+            self._text = FarText(opened.text, self._ask, self._ask_on)
             self.adapters.ids = list(opened.info["adapters"])
             self._patience.opened()
             self._up = True
@@ -355,7 +384,7 @@ class IsolatedEngine:
                 self._counts["requests_asked_again"] += 1
             if self._state in ("opening", "restarting"):
                 self._state = "open"
+            self._settled.notify_all()
         if not self._first.done():
-            settings = self.settings["server"]
-            self._patience.restarts, self._patience.first_s = settings.restarts, settings.restart_s
+            self._patience.told(self.settings["server"])
             self._first.set_result(None)

@@ -38,12 +38,14 @@ class EngineProcess:
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
             stdin.write(pickle.dumps(served))
         self.line = Line(ours, News)
+        self._killed_for = ""
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def kill(self) -> None:
+    def kill(self, why: str = "") -> None:
+        self._killed_for = self._killed_for or why
         self._process.kill()
 
     def end(self, timeout_s: float | None = None) -> str:
@@ -54,7 +56,7 @@ class EngineProcess:
             self.kill()
             code = self._process.wait()
         self.line.close()
-        return _told(code)
+        return self._killed_for or _told(code)
 
 
 def _told(code: int) -> str:

@@ -31,31 +31,24 @@ class FarDialect:
         return [ToolCall(**call) for call in self._ask("calls", text=text, tools=tools)]
 
     def grammar(
-        self,
-        tools: Seq[Mapping[str, Any]],
-        *,
-        must: bool,
-        many: bool,
-        answer: Mapping[str, Any] | None,
+        self, tools: Seq[Mapping[str, Any]], *, must: bool, many: bool, answer: str | None
     ) -> str:
-        return str(self._ask("grammar", tools=tools, must=must, many=many, answer=answer))
+        raise NotImplementedError("grammars are made where they are followed")
 
     def opened(self, header_ids: Seq[int]) -> bool:
-        return bool(self._ask("opened", header_ids=header_ids))
-
-    def thought(self, ids: Seq[int], inside: bool) -> int:
-        return int(self._ask("thought", ids=ids, inside=inside))
+        raise NotImplementedError("`Accepted` tells it")
 
 
 class FarText:
-    """A `Tokenizer`. `known` has the bytes of the tokens that events have named."""
+    """A `Tokenizer`. Questions wait for that process: never on an event loop. `ask_on` outlives it where
+    answers do."""
 
-    def __init__(self, facts: Text, ask: Ask):
+    def __init__(self, facts: Text, ask: Ask, ask_on: Ask):
         self._ask = ask
         self.template, self.identity = facts.template, facts.identity
         self.special_ids = facts.special_ids
-        self.dialect: Dialect = FarDialect(facts.dialect, ask)
-        self.known: dict[int, bytes] = {}
+        self.dialect: Dialect = FarDialect(facts.dialect, ask_on)
+        self._vocabulary = [word.encode("latin-1") for word in facts.vocabulary]
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         return list(self._ask("encode", text=text, add_special=add_special))
@@ -69,12 +62,7 @@ class FarText:
         return str(self._ask("decode", ids=ids))
 
     def token_bytes(self, token_id: int) -> bytes:
-        if token_id not in self.known:
-            self.hear({token_id: self._ask("spell", token_id=token_id)})
-        return self.known[token_id]
-
-    def hear(self, spelled: Mapping[int, str]) -> None:
-        self.known.update((token, data.encode("latin-1")) for token, data in spelled.items())
+        return self._vocabulary[token_id] if 0 <= token_id < len(self._vocabulary) else b""
 
     def decoder(self, shown: frozenset[int] = frozenset()) -> StreamDecoder:
         raise NotImplementedError("text is decoded where the tokens are")

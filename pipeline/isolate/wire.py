@@ -6,6 +6,7 @@ writes it and checks it on arrival. Nothing that arrives is ever run.
 
 from __future__ import annotations
 
+import json
 import queue
 import socket
 import threading
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from pipeline.isolate.faults import Fault
 from pipeline.types import Accepted, Delta, Done, Request
@@ -59,6 +60,7 @@ class Text:
     identity: str
     special_ids: frozenset[int]
     dialect: Mapping[str, Any]
+    vocabulary: tuple[str, ...]  # bytes of each token, a letter of Latin-1 a byte
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,10 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Spelled:
-    """Bytes of tokens, a letter of Latin-1 a byte, before the first event that names them."""
+class Beat:
+    """It lives, and gets on."""
 
-    tokens: Mapping[int, str]
-    kind: Literal["spelled"] = "spelled"
+    kind: Literal["beat"] = "beat"
 
 
 @dataclass(frozen=True)
@@ -109,13 +110,19 @@ class Reply:
 
 
 Order = Submit | Cancel | Call | Close
-News = Opened | Refused | Told | Spelled | Reply
+News = Opened | Refused | Told | Beat | Reply
+
+
+def in_place_of(kind: str, id: int, error: Exception) -> Told | Reply:
+    """Instead of what cannot be written or read: it is that one request's fault, or that one call's."""
+    fault = Fault.of(error)
+    return Told(id, fault) if kind in (Told.kind, Submit.kind) else Reply(id, fault=fault)
 
 
 class Line:
     """One end of the connection. `say` never waits: a thread writes. Who says what may have no JSON (what a
-    client has sent) gives `said` of it, and has the error, if there is one, to himself. `heard` ends when the other
-    side does."""
+    client has sent) gives `said` of it, and has the error, if there is one, to himself; else it goes `in_place_of` the
+    message. `heard` ends when the other side does."""
 
     def __init__(self, end: socket.socket, reads: Any):
         config = ConfigDict(ser_json_inf_nan="constants")  # a log-probability may be minus infinity
@@ -138,9 +145,16 @@ class Line:
     def heard(self) -> Iterator[Any]:
         try:
             for line in self._file:
-                yield self._reads.validate_json(line)
+                yield self._read(line)
         except OSError:  # reset: it is gone, as at the end
             return
+
+    def _read(self, line: bytes) -> Any:
+        try:
+            return self._reads.validate_json(line)
+        except ValidationError as error:
+            found = json.loads(line)
+            return in_place_of(found["kind"], found["id"], error)
 
     def close(self) -> None:
         """What has been said leaves first."""
@@ -162,4 +176,10 @@ class Line:
                 return  # nobody reads any more
 
     def _encoded(self, messages: Iterable[Any]) -> bytes:
-        return b"".join(m if isinstance(m, bytes) else self.said(m) for m in messages)
+        return b"".join(m if isinstance(m, bytes) else self._said(m) for m in messages)
+
+    def _said(self, message: Any) -> bytes:
+        try:
+            return self.said(message)
+        except Exception as error:  # whatever a value that is no plain data may do
+            return self.said(in_place_of(message.kind, message.id, error))

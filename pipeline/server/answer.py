@@ -16,6 +16,7 @@ from pipeline.server.channel import Channel, Stamped
 from pipeline.server.contract import ServedEngine, Ticket
 from pipeline.server.errors import ClientGone
 from pipeline.server.metrics import Metrics
+from pipeline.server.pools import Pools
 from pipeline.types import Accepted, Delta, Done, Failed, Usage
 
 
@@ -44,8 +45,8 @@ class Choice:
 class Answer:
     """Owns the tickets of one HTTP request. `close` must be called whatever happened."""
 
-    def __init__(self, engine: ServedEngine, asked: Asked, metrics: Metrics):
-        self.asked = asked
+    def __init__(self, engine: ServedEngine, asked: Asked, metrics: Metrics, pools: Pools):
+        self.asked, self.pools = asked, pools
         self.choices = [Choice() for _ in asked.requests]
         self._engine, self._metrics = engine, metrics
         self._channel = Channel(quiet=not asked.stream)

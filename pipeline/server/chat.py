@@ -96,7 +96,7 @@ class Chat:
         base = bound(base, box, bounds.dialect)
         return asked(body, [base], bounds, ignored=ignored, tools=box)
 
-    def writer(self, answer: Answer, engine: ServedEngine) -> ChatWriter:
+    async def writer(self, answer: Answer, engine: ServedEngine) -> ChatWriter:
         return ChatWriter(answer, engine)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 from uuid import uuid4
 
@@ -17,7 +17,7 @@ from pipeline.server.logprobs import Logprobs, TextLogprobs
 from pipeline.server.replies import Chunks
 from pipeline.server.schema import Common, Prompt, read
 from pipeline.server.voices import News, Voice
-from pipeline.types import PromptLogprob, Request, TokenLogprob
+from pipeline.types import PromptLogprob, Request, Tokenizer, TokenLogprob
 
 
 class TextBody(Common):
@@ -47,8 +47,27 @@ class Completions:
             base = replace(base, prompt_logprobs=scored)
         return asked(body, [_prompt(base, prompt, bounds) for prompt in body.prompt], bounds)
 
-    def writer(self, answer: Answer, engine: ServedEngine) -> TextWriter:
-        return TextWriter(answer, engine)
+    async def writer(self, answer: Answer, engine: ServedEngine) -> TextWriter:
+        echoes: list[Echo] = []
+        if answer.asked.body.echo:  # type: ignore[attr-defined]
+            firsts = answer.asked.requests[:: answer.asked.n]
+            echoes = await answer.pools.wait(
+                lambda: [Echo.of(one, engine.tokenizer) for one in firsts]
+            )
+        return TextWriter(answer, engine, echoes)
+
+
+@dataclass(frozen=True)
+class Echo:
+    """A prompt as it is shown before its answers."""
+
+    text: str
+    first: int  # its first token
+
+    @classmethod
+    def of(cls, request: Request, tokenizer: Tokenizer) -> Echo:
+        ids: Sequence[int] = request.token_ids or tokenizer.encode(request.text or "")
+        return cls(tokenizer.decode(ids) if request.text is None else request.text, ids[0])
 
 
 def _prompt(base: Request, prompt: str | list[int], bounds: Bounds) -> Request:
@@ -62,17 +81,18 @@ def _prompt(base: Request, prompt: str | list[int], bounds: Bounds) -> Request:
 class TextWriter(Chunks):
     whole_name = chunk_name = "text_completion"
 
-    def __init__(self, answer: Answer, engine: ServedEngine):
+    def __init__(self, answer: Answer, engine: ServedEngine, echoes: Sequence[Echo]):
+        """`echoes`: one a prompt, none if they are not to be shown."""
         super().__init__(answer, engine)
-        self._echo = bool(answer.asked.body.echo)  # type: ignore[attr-defined]
-        self._scored = self._echo and answer.asked.requests[0].logprobs is not None
+        self._echoes = echoes
+        self._scored = bool(echoes) and answer.asked.requests[0].logprobs is not None
 
     def logprobs(self, top: int) -> Logprobs:
         return TextLogprobs(self.tokenizer, top)
 
     def opening(self) -> Iterable[bytes]:
-        for index in range(len(self.voices)) if self._echo and not self._scored else ():
-            yield self.chunk(index, {"text": self._prompt(index)})
+        for index in range(len(self.voices)) if self._echoes and not self._scored else ():
+            yield self.chunk(index, {"text": self._echo(index).text})
 
     def news(self, index: int, news: News) -> Iterable[bytes]:
         """A prompt that is to be scored is shown when it has been."""
@@ -80,7 +100,7 @@ class TextWriter(Chunks):
             form = self._formats[index]
             assert isinstance(form, TextLogprobs)
             logprobs = form.take(self._entries(index, news.prompt), first=None)
-            yield self.chunk(index, {"text": self._prompt(index), "logprobs": logprobs})
+            yield self.chunk(index, {"text": self._echo(index).text, "logprobs": logprobs})
         yield from super().news(index, news)
 
     def parts(self, index: int, news: News) -> list[dict[str, Any]]:
@@ -94,19 +114,16 @@ class TextWriter(Chunks):
         return {"text": ""}
 
     def whole_choice(self, index: int, voice: Voice) -> dict[str, Any]:
-        if not self._echo:
+        if not self._echoes:
             return {"text": voice.content, **self.prompt_scores(index)}
-        text = self._prompt(index) + voice.content
+        text = self._echo(index).text + voice.content
         scored = self.answer.asked.requests[index].logprobs is not None
         logprobs = {"logprobs": self._echoed(index, voice)} if scored else {}
         asked = self.answer.asked.body.prompt_logprobs is not None  # type: ignore[attr-defined]
         return {"text": text, **logprobs, **(self.prompt_scores(index) if asked else {})}
 
-    def _prompt(self, index: int) -> str:
-        request = self.answer.asked.requests[index]
-        if request.text is not None:
-            return request.text
-        return self.tokenizer.decode(request.token_ids or ())
+    def _echo(self, index: int) -> Echo:
+        return self._echoes[index // self.answer.asked.n]
 
     def _echoed(self, index: int, voice: Voice) -> dict[str, Any]:
         """The prompt's tokens before the answer's."""
@@ -116,7 +133,5 @@ class TextWriter(Chunks):
 
     def _entries(self, index: int, prompt: Sequence[PromptLogprob | None]) -> list[TokenLogprob]:
         """Of a scored prompt; its first token follows nothing, so its number means nothing."""
-        request = self.answer.asked.requests[index]
-        ids: Sequence[int] = request.token_ids or self.tokenizer.encode(request.text or "")
         known = [TokenLogprob(e.token_id, e.logprob, e.top) for e in prompt if e]
-        return [TokenLogprob(ids[0], 0.0), *known]
+        return [TokenLogprob(self._echo(index).first, 0.0), *known]

@@ -39,11 +39,11 @@ class Generation:
         limits = bounds(self.engine, self.settings, request)
         read = partial(self.family.read, bounds=limits)
         asked = await read_body(request, self.settings, self.pools, read)
-        answer = Answer(self.engine, asked, self.metrics)
+        answer = Answer(self.engine, asked, self.metrics, self.pools)
         request.scope[ANSWER] = answer
         try:
             await answer.open(request.receive)
-            writer = self.family.writer(answer, self.engine)
+            writer = await self.family.writer(answer, self.engine)
             request.scope[WRITER] = writer
             if asked.stream:
                 return EventStream(
@@ -64,8 +64,8 @@ class Generation:
                     deltas[item.index].append(item.event)
         for voice, choice, said in zip(writer.voices, answer.choices, deltas, strict=True):
             assert choice.done is not None
-            voice.hear(said)
-            voice.end(choice.done)
+            await voice.hear(said)
+            await voice.end(choice.done)
         return JSON(writer.whole(), headers=warning(answer.asked.ignored))
 
 

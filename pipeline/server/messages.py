@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from pipeline.errors import RequestError
 from pipeline.grammars import make_grammar
 from pipeline.server.answer import Answer
 from pipeline.server.asked import Asked, Bounds, wanted_adapter
+from pipeline.server.body import parse_object
 from pipeline.server.contract import ServedEngine
 from pipeline.server.conversation import Plain, named_results
 from pipeline.server.errors import Fault, invalid
@@ -74,7 +74,7 @@ class Messages:
         said = (request.id, (request,), body, 1, bool(body.stream), tuple(ignored), box)
         return AskedMessage(*said, bounds.caller.name, history=history)
 
-    def writer(self, answer: Answer, engine: ServedEngine) -> MessageWriter:
+    async def writer(self, answer: Answer, engine: ServedEngine) -> MessageWriter:
         asked = answer.asked
         assert isinstance(asked, AskedMessage)
 
@@ -314,9 +314,10 @@ def _block(part: Content | Reasoning | Call) -> dict[str, Any]:
 
 
 def _use(call: Call) -> dict[str, Any]:
-    """A call that was cut short has the arguments it can have: none."""
+    """A call that was cut short has the arguments it can have: none. So has one that nobody could read, a
+    thousand lists in each other, say."""
     try:
-        arguments = json.loads(call.arguments or "{}")
+        arguments = parse_object((call.arguments or "{}").encode())
     except ValueError:
         arguments = {}
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}

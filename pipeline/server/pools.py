@@ -27,7 +27,7 @@ class Pools:
         return await _run(self._figures, work, *args)
 
     async def wait(self, work: Callable[..., T], *args: object) -> T:
-        """What may wait for running answers, or for the disk."""
+        """What may wait for running answers, for the disk, or for an engine in another process."""
         return await _run(self._waits, work, *args)
 
 

@@ -90,7 +90,7 @@ class Responses:
         owner = bounds.caller.name
         return AskedResponse(*said, owner, history=tuple(history), items=told)
 
-    def writer(self, answer: Answer, engine: ServedEngine) -> ResponseWriter:
+    async def writer(self, answer: Answer, engine: ServedEngine) -> ResponseWriter:
         asked = answer.asked
         assert isinstance(asked, AskedResponse)
 

@@ -57,7 +57,7 @@ class ServerSettings:
         responses_folder: str | None = None,  # where they outlive the process; None: in memory
         isolate: bool = False,  # the engine in a process of its own
         restarts: int = 5,  # of that process in a row, until it is given up
-        restart_s: float = 0.5,  # pause before the second of them; then twice as long each
+        hang_s: float = 300.0,  # without a sign of life it is killed, and started again
     ):
         self.host, self.port = host, port
         self.socket, self.keys = socket, keys
@@ -69,7 +69,7 @@ class ServerSettings:
         self.log, self.log_prompts = log, log_prompts
         self.responses_ttl_s, self.responses_bytes = responses_ttl_s, responses_bytes
         self.responses_folder = responses_folder
-        self.isolate, self.restarts, self.restart_s = isolate, restarts, restart_s
+        self.isolate, self.restarts, self.hang_s = isolate, restarts, hang_s
         if problems := [*self._out_of_range(), *self._unsafe()]:
             raise ConfigError(problems)
 
@@ -128,7 +128,7 @@ class ServerSettings:
             ("responses_ttl_s", self.responses_ttl_s > 0, "must be more than 0 seconds"),
             ("responses_bytes", self.responses_bytes >= 0, "must not be negative"),
             ("restarts", self.restarts >= 0, "must not be negative"),
-            ("restart_s", self.restart_s > 0, "must be more than 0 seconds"),
+            ("hang_s", self.hang_s >= 2, "must be at least 2 seconds"),
             ("close_s", self.close_s > 0, "must be more than 0 seconds"),
             ("shutdown_s", self.shutdown_s >= 0, "must not be negative"),
         )

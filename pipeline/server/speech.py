@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from pipeline.types import Dialect, ToolCall
+from pipeline.types import Dialect
 
 # a call whose arguments can be given out as they come
 HEAD = re.compile(
@@ -37,7 +36,7 @@ class Reasoning:
 
 @dataclass(frozen=True)
 class CallBegins:
-    """A call of the function `name`; what follows are its arguments."""
+    """A call of the function `name`; what follows are its arguments. `id` is the model's own, if any."""
 
     id: str
     name: str
@@ -50,43 +49,42 @@ class CallText:
     text: str
 
 
+@dataclass(frozen=True)
+class CallWords:
+    """A call in its family's own words, for `Dialect.calls` to read; `marked` is what it is if it is none."""
+
+    text: str
+    marked: str
+
+
 Piece = Content | Reasoning | CallBegins | CallText
-State = Callable[[bool], Iterator[Piece]]
+Heard = Piece | CallWords
+State = Callable[[bool], Iterator[Heard]]
 
 
 class Speech:
-    """One choice's text. Without a dialect all of it is content.
+    """One choice's text. Without a dialect all of it is content. `calls`: it may call tools; `inside`: the
+    prompt has opened its reasoning."""
 
-    `tools` are those it may call, None: calls are not looked for; `inside`: the
-    prompt has opened its reasoning; `name_call` gives the n-th call its id."""
-
-    def __init__(
-        self,
-        dialect: Dialect | None,
-        *,
-        inside: bool,
-        tools: Sequence[Mapping[str, Any]] | None,
-        name_call: Callable[[int], str],
-    ):
-        self._dialect, self._tools, self._name_call = dialect, tools, name_call
+    def __init__(self, dialect: Dialect | None, *, inside: bool, calls: bool):
+        self._calls = calls
         self._begin_call, self._end_call = dialect.tools if dialect else ("", "")
         reasoning = dialect.reasoning if dialect else None
         self._begin_reasoning, self._end_reasoning = reasoning or ("", "")
         self._held = ""  # arrived, and not yet known what it is
-        self._calls = 0
         self._state: State = self._think if inside else self._open
         self._fresh = True  # nothing of the reasoning has been given out
         self._json = JSONEnd()
 
-    def push(self, text: str) -> list[Piece]:
+    def push(self, text: str) -> list[Heard]:
         self._held += text
         return list(self._pieces(final=False))
 
-    def flush(self) -> list[Piece]:
+    def flush(self) -> list[Heard]:
         """The text has ended: what was held back is what it looks like."""
         return list(self._pieces(final=True))
 
-    def _pieces(self, *, final: bool) -> Iterator[Piece]:
+    def _pieces(self, *, final: bool) -> Iterator[Heard]:
         """Run states until one is left that waits for more."""
         while True:
             state = self._state
@@ -96,7 +94,7 @@ class Speech:
 
     # --- states: each takes of `_held` what it can, and says who goes on
 
-    def _open(self, final: bool) -> Iterator[Piece]:
+    def _open(self, final: bool) -> Iterator[Heard]:
         mark = self._begin_reasoning
         text = self._held.lstrip()
         if mark and text.startswith(mark):
@@ -106,7 +104,7 @@ class Speech:
             self._state = self._answer
         yield from ()
 
-    def _think(self, final: bool) -> Iterator[Piece]:
+    def _think(self, final: bool) -> Iterator[Heard]:
         text, found = self._until(self._end_reasoning, final)
         if self._fresh:
             text = text.lstrip()
@@ -116,37 +114,37 @@ class Speech:
         if found:
             self._state = self._skip
 
-    def _skip(self, final: bool) -> Iterator[Piece]:
+    def _skip(self, final: bool) -> Iterator[Heard]:
         self._held = self._held.lstrip()
         if self._held:
             self._state = self._answer
         yield from ()
 
-    def _answer(self, final: bool) -> Iterator[Piece]:
-        if self._tools is None:
-            text, found, self._held = self._held, False, ""
-        else:
+    def _answer(self, final: bool) -> Iterator[Heard]:
+        if self._calls:
             text, found = self._until(self._begin_call, final, blanks=final)
+        else:
+            text, found, self._held = self._held, False, ""
         if text:
             yield Content(text)
         if found:
             self._state = self._call
 
-    def _call(self, final: bool) -> Iterator[Piece]:
+    def _call(self, final: bool) -> Iterator[Heard]:
         end = self._end_call
         at = self._held.find(end) if end else -1
         head = HEAD.match(self._held)
         if head and (at < 0 or head.end() <= at):
-            yield self._begin(ToolCall(_name(head[1]), ""))
+            yield CallBegins("", _name(head[1]))
             self._held, self._json = self._held[head.end() :], JSONEnd()
             self._state = self._arguments
         elif at >= 0 or final:
             body = self._held if at < 0 else self._held[:at]
             self._held = "" if at < 0 else self._held[at + len(end) :]
-            yield from self._read(body, end if at >= 0 else "")
+            yield CallWords(body, self._begin_call + body + (end if at >= 0 else ""))
             self._state = self._skip
 
-    def _arguments(self, final: bool) -> Iterator[Piece]:
+    def _arguments(self, final: bool) -> Iterator[Heard]:
         end = self._json.find(self._held)
         text = self._held if end is None else self._held[:end]
         self._held = self._held[len(text) :]
@@ -155,7 +153,7 @@ class Speech:
         if end is not None:
             self._state = self._close
 
-    def _close(self, final: bool) -> Iterator[Piece]:
+    def _close(self, final: bool) -> Iterator[Heard]:
         """To the mark; what else stands before it is not part of any call."""
         end = self._end_call
         at = self._held.find(end) if end else -1
@@ -181,21 +179,6 @@ class Speech:
         text = text if blanks else text.rstrip()
         self._held = "" if final else self._held[len(text) :]
         return text, False
-
-    def _read(self, body: str, end: str) -> Iterator[Piece]:
-        """A call in the family's own words; what is none after all is content."""
-        try:
-            calls = self._dialect.calls(body, self._tools or ()) if self._dialect else []
-        except ValueError:
-            yield Content(self._begin_call + body + end)
-            return
-        for call in calls:
-            yield self._begin(call)
-            yield CallText(call.arguments)
-
-    def _begin(self, call: ToolCall) -> CallBegins:
-        self._calls += 1
-        return CallBegins(call.id or self._name_call(self._calls - 1), call.name)
 
 
 class JSONEnd:

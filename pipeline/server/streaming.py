@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from itertools import groupby
 
 from starlette.responses import Response
@@ -72,20 +72,23 @@ class EventStream(Response):
         """Wait for news, at most until a sign of life is due."""
         due = self._sent + self._keepalive_s
         items = await self._answer.events(max(0.0, due - time.monotonic()))
-        await self._say(send, self._frames(items))
+        await self._say(send, [frame async for frame in self._frames(items)])
         if time.monotonic() >= due and self._sent + self._keepalive_s <= due:
             await self._write(send, b": keep-alive\n\n")
 
-    def _frames(self, items: Sequence[Stamped]) -> Iterable[bytes]:
+    async def _frames(self, items: Sequence[Stamped]) -> AsyncIterator[bytes]:
         for index, group in groupby(items, key=lambda item: item.index):
             voice = self._writer.voices[index]
             events = [item.event for item in group]
             deltas = [news for news in events if isinstance(news, Delta)]
             if deltas:
-                yield from self._writer.news(index, voice.hear(deltas))
+                for frame in self._writer.news(index, await voice.hear(deltas)):
+                    yield frame
             for done in (news for news in events if isinstance(news, Done)):
-                yield from self._writer.news(index, voice.end(done))
-                yield from self._writer.ended(index, done)
+                for frame in self._writer.news(index, await voice.end(done)):
+                    yield frame
+                for frame in self._writer.ended(index, done):
+                    yield frame
 
     async def _say(self, send: Send, frames: Iterable[bytes]) -> None:
         if data := b"".join(frames):

@@ -126,12 +126,12 @@ def bound(request: Request, box: Toolbox | None, dialect: Dialect) -> Request:
     if box is None:
         return request
     if box.binding or request.grammar or not (box.choice.many or dialect.tools[1]):
-        return replace(request, grammar=_grammar(box, request.grammar, dialect))
+        return replace(request, grammar=_grammar(box, request.grammar))
     end = () if box.choice.many else (dialect.tools[1],)
     return replace(request, stop=(*request.stop, *end))
 
 
-def _grammar(box: Toolbox, form: Grammar | None, dialect: Dialect) -> Grammar:
+def _grammar(box: Toolbox, form: Grammar | None) -> Grammar:
     """Of an answer that may call tools and otherwise has a form."""
     must = box.choice.mode == "must"
     answer = None
@@ -139,7 +139,7 @@ def _grammar(box: Toolbox, form: Grammar | None, dialect: Dialect) -> Grammar:
         if form.kind != "json_schema":
             message = f"{form.field}: beside tools only JSON schemas can be asked for."
             raise invalid(message, form.field, "unsupported_value")
-        answer = json.loads(form.source)
-        answer = answer if isinstance(answer, dict) else {}
-    source = dialect.grammar(box.allowed, must=must, many=box.choice.many, answer=answer)
-    return Grammar("lark", source, "tool_choice" if must else form.field if form else "tools")
+        answer = form.source
+    wanted = {"tools": box.allowed, "must": must, "many": box.choice.many, "answer": answer}
+    name = "tool_choice" if must else form.field if form else "tools"
+    return Grammar("tools", json.dumps(wanted), name)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import groupby
+from typing import Any
 
 from pipeline.server.answer import Answer
 from pipeline.server.contract import ServedEngine
 from pipeline.server.conversation import CalledFunction, Plain, call_for_template
-from pipeline.server.speech import CallBegins, CallText, Content, Piece, Reasoning, Speech
+from pipeline.server.pools import Pools
+from pipeline.server.speech import (
+    CallBegins,
+    CallText,
+    CallWords,
+    Content,
+    Heard,
+    Piece,
+    Reasoning,
+    Speech,
+)
+from pipeline.server.thinking import thought
 from pipeline.server.token_origins import Told
 from pipeline.types import Delta, Dialect, Done, PromptLogprob, Request, TokenLogprob
 
@@ -37,11 +49,15 @@ class News:
 
 @dataclass
 class Voice:
-    """One choice."""
+    """One choice. What is said is read beside the event loop where it takes the engine, which may be slow to
+    answer, or gone."""
 
     speech: Speech
     dialect: Dialect
     inside: bool  # its prompt has opened its reasoning
+    tools: Sequence[Mapping[str, Any]]  # that it may call
+    name_call: Callable[[int], str]  # gives the n-th call its id
+    pools: Pools
     pieces: list[Piece] = field(default_factory=list)
     entries: list[TokenLogprob] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
@@ -50,22 +66,20 @@ class Voice:
     prompt: Sequence[PromptLogprob | None] = ()
     done: Done | None = None
 
-    def hear(self, deltas: Iterable[Delta]) -> News:
+    async def hear(self, deltas: Iterable[Delta]) -> News:
         deltas = list(deltas)
         entries = [entry for delta in deltas for entry in delta.logprobs]
         self.entries += entries
         told = [pair for d in deltas for pair in zip(d.token_ids, d.origins, strict=False)]
         self.told += told
         self.ids += [token for delta in deltas for token in delta.token_ids]
-        pieces = self.speech.push("".join(delta.text for delta in deltas))
-        self._remember(pieces)
+        pieces = await self._read(self.speech.push("".join(delta.text for delta in deltas)))
         prompt = next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs), ())
         return News(pieces, entries, told, self._scored(prompt))
 
-    def end(self, done: Done) -> News:
+    async def end(self, done: Done) -> News:
+        pieces = await self._read(self.speech.flush())
         self.done = done
-        pieces = self.speech.flush()
-        self._remember(pieces)
         return News(pieces, prompt=self._scored(done.prompt_logprobs))
 
     def _scored(self, prompt: Sequence[PromptLogprob | None]) -> Sequence[PromptLogprob | None]:
@@ -122,25 +136,43 @@ class Voice:
 
     @property
     def reasoning_tokens(self) -> int:
-        return self.dialect.thought(self.ids, self.inside) if self.reasoning else 0
+        return thought(self.ids, self.dialect, self.inside) if self.reasoning else 0
 
-    def _remember(self, pieces: Sequence[Piece]) -> None:
+    async def _read(self, heard: Iterable[Heard]) -> list[Piece]:
+        """Calls read, named and remembered."""
+        pieces: list[Piece] = []
+        for one in heard:
+            for piece in await self._called(one) if isinstance(one, CallWords) else [one]:
+                pieces.append(self._named(piece) if isinstance(piece, CallBegins) else piece)
         self.pieces += pieces
-        self.begun += sum(isinstance(piece, CallBegins) for piece in pieces)
+        return pieces
+
+    async def _called(self, words: CallWords) -> list[Piece]:
+        """What is no call after all is content."""
+        try:
+            calls = await self.pools.wait(self.dialect.calls, words.text, self.tools)
+        except ValueError:
+            return [Content(words.marked)]
+        pairs = ((CallBegins(call.id or "", call.name), CallText(call.arguments)) for call in calls)
+        return [piece for pair in pairs for piece in pair]
+
+    def _named(self, call: CallBegins) -> CallBegins:
+        self.begun += 1
+        return call if call.id else replace(call, id=self.name_call(self.begun - 1))
 
 
 def voices(answer: Answer, engine: ServedEngine, prefix: str = "call_") -> list[Voice]:
     """One a choice, once all are admitted. `prefix` begins the ids of calls, as the family writes them."""
     dialect, tools = engine.tokenizer.dialect, answer.asked.tools
-    allowed = tools.allowed if tools else None
 
     def voice(request: Request, inside: bool) -> Voice:
         def name_call(index: int) -> str:
             return call_id(prefix, request.id, index, short=dialect.short_ids)
 
         spoken = dialect if request.marks else None
-        speech = Speech(spoken, inside=inside, tools=allowed, name_call=name_call)
-        return Voice(speech, dialect, inside)
+        speech = Speech(spoken, inside=inside, calls=tools is not None)
+        allowed = tools.allowed if tools else ()
+        return Voice(speech, dialect, inside, allowed, name_call, answer.pools)
 
     pairs = zip(answer.asked.requests, answer.choices, strict=True)
     return [voice(request, choice.thinking) for request, choice in pairs]

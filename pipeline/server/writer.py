@@ -45,7 +45,7 @@ class Family(Protocol):
         """RequestError for anything that is wrong or cannot be done."""
         ...
 
-    def writer(self, answer: Answer, engine: ServedEngine) -> Writer:
+    async def writer(self, answer: Answer, engine: ServedEngine) -> Writer:
         """Called once every choice is admitted."""
         ...
 

@@ -35,8 +35,9 @@ class Sampling:
 class Grammar:
     """The form an answer must have. `field` is what the request called it, for its error."""
 
-    kind: Literal["json_schema", "regex", "choice", "lark", "gbnf"]
-    source: str  # JSON text of the schema or of the list of choices, the expression, the grammar
+    kind: Literal["json_schema", "regex", "choice", "lark", "gbnf", "tools"]
+    # JSON text of the schema, of the list of choices, or of what `Dialect.grammar` takes; the expression, the grammar
+    source: str
     field: str = "grammar"
     compact: bool = False  # JSON without white space between its tokens
 

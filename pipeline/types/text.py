@@ -48,16 +48,14 @@ class Dialect(Protocol):
         *,
         must: bool,
         many: bool,
-        answer: Mapping[str, Any] | None,
+        answer: str | None,
     ) -> str:
-        """Lark for an answer that is calls (`must`), or may have some; `answer` is the JSON schema of
-        one that has none. Arguments are bound by schemas of strict tools, and of all if it `must`."""
+        """Lark for an answer that is calls (`must`), or may have some; `answer` is the JSON schema, as text,
+        of one that has none: ValueError where it is none. Arguments are bound by schemas of strict tools, and of
+        all if it `must`."""
 
     def opened(self, header_ids: Seq[int]) -> bool:
         """Whether a prompt that ends with these ids leaves the answer in the middle of reasoning."""
-
-    def thought(self, ids: Seq[int], inside: bool) -> int:
-        """How many tokens of an answer are reasoning; `inside`: it was opened by the prompt."""
 
 
 class Tokenizer(Protocol):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from pipeline.errors import RequestError
-from pipeline.types import Grammar, Matcher, Request, Target
+from pipeline.types import Dialect, Grammar, Matcher, Request, Target
 from stages.constraints.bounds import too_much
 from stages.constraints.none import Free
 from stages.constraints.reasoning import after_reasoning
@@ -93,16 +94,19 @@ class LLGuidance:
         grammar = request.grammar
         matcher: Matcher = Free()
         if grammar is not None:
-            matcher = self._compiled(grammar, self._tokens(target))
+            matcher = self._compiled(grammar, target)
         return after_reasoning(matcher, request.reasoning_budget, target.tokenizer, thinking)
 
-    def _compiled(self, grammar: Grammar, tokens: Any) -> GrammarMatcher:
+    def _compiled(self, grammar: Grammar, target: Target) -> GrammarMatcher:
+        tokens = self._tokens(target)
         try:
-            if why := too_much(grammar):
+            rules = _in_its_words(grammar, target.tokenizer.dialect)
+            if why := too_much(rules):
                 raise ValueError(why)
-            matcher = self._library.LLMatcher(tokens, self._source(grammar), log_level=0)
+            matcher = self._library.LLMatcher(tokens, self._source(rules), log_level=0)
             wrong = matcher.get_error() or _without_beginning(matcher)
-        except ValueError as error:  # not even JSON, or a GBNF that cannot be translated
+        # not even JSON, or too deep to be read, or a GBNF that cannot be translated
+        except (ValueError, RecursionError) as error:
             wrong = str(error)
         if wrong:
             message = f"{grammar.field}: the {grammar.kind} cannot be compiled: {wrong[:1000]}"
@@ -134,6 +138,13 @@ class LLGuidance:
                 )
                 self._vocabulary = target, tokens
             return self._vocabulary[1]
+
+
+def _in_its_words(grammar: Grammar, dialect: Dialect) -> Grammar:
+    """Calls of tools as the model's family marks them; any other grammar as it is."""
+    if grammar.kind != "tools":
+        return grammar
+    return replace(grammar, kind="lark", source=dialect.grammar(**json.loads(grammar.source)))
 
 
 def _without_beginning(matcher: Any) -> str:

@@ -141,6 +141,16 @@ def test_schemas_that_cannot_be_had(client, schema):
     assert caught.value.param == "tool_choice"
 
 
+@pytest.mark.parametrize("tools", [None, [CLOCK]], ids=["alone", "beside tools"])
+@pytest.mark.parametrize(
+    "schema", ["[" * 100_000, '{"not":' * 999 + "{}" + "}" * 999, "no JSON", "3"]
+)
+def test_a_schema_that_is_none_or_too_deep_to_be_read(base, script, tools, schema):
+    body = {**ASK, "guided_json": schema, **({"tools": tools} if tools else {})}
+    status, _, reply = script.Raw(base).post("/v1/chat/completions", body)
+    assert (status, reply["error"]["param"]) == (400, "guided_json")
+
+
 def test_choices_share_one_prefill(client, base, script):
     raw = script.Raw(base)
 

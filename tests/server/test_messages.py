@@ -202,3 +202,15 @@ def test_tokens_are_counted(engine, anthropic_client):
     counted = anthropic_client.messages.count_tokens(model="m", messages=ASK["messages"])
     assert counted.input_tokens == 3
     assert not engine.requests
+
+
+@pytest.mark.parametrize("levels", [90, 900, 100_000])
+def test_a_call_whose_arguments_nobody_could_read(engine, raw, script, levels):
+    arguments = '{"a": ' + "[" * levels + "]" * levels + "}"
+    call = f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>'
+    engine.plan = script.saying(call, 10_000)
+    tools = [{"name": "add", "input_schema": {"type": "object"}}]
+    body = {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], "tools": tools}
+    status, _, message = raw.post("/v1/messages", body)
+    assert status == 200
+    assert list(message["content"][0]["input"]) == (["a"] if levels < 100 else [])

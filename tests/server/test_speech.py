@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from itertools import pairwise
 
@@ -9,13 +10,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pipeline.server.pools import Pools
 from pipeline.server.speech import CallBegins, Speech
+from pipeline.server.voices import Voice
+from pipeline.types import Delta, Done, Speculation, Usage
 from stages.models.fake import ByteTokens
 
 QWEN = "{% if tools %}{{ tool_call.name }}<tool_call>{% endif %}<think></think>{{ messages }}"
 CODER = "{% if tools %}<tool_call>\n<function={% endif %}{{ messages }}"
 MISTRAL = "{% if tools %}[TOOL_CALLS]{% endif %}{{ messages }}"
 DIALECTS = {template: ByteTokens(template).dialect for template in (QWEN, CODER, MISTRAL)}
+POOLS = Pools()
 TOOLS = [
     {
         "type": "function",
@@ -31,11 +36,18 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "}</tool_call>"}
 def said(text, cuts=(), template=QWEN, tools=TOOLS, inside=False):
     """The joined pieces, as (kind, text)."""
     dialect = DIALECTS[template]
-    speech = Speech(dialect, inside=inside, tools=tools, name_call=lambda n: f"call_{n}")
+    speech = Speech(dialect, inside=inside, calls=tools is not None)
+    voice = Voice(speech, dialect, inside, tools or (), lambda n: f"call_{n}", POOLS)
     borders = [0, *sorted({c for c in cuts if 0 < c < len(text)}), len(text)]
-    pieces = [piece for start, end in pairwise(borders) for piece in speech.push(text[start:end])]
+
+    async def speak():
+        for start, end in pairwise(borders):
+            await voice.hear([Delta(text[start:end], ())])
+        await voice.end(Done("stop", Usage(1, 1, 0), 0, {}, Speculation()))
+
+    asyncio.run(speak())
     joined: list[list[str]] = []
-    for piece in [*pieces, *speech.flush()]:
+    for piece in voice.pieces:
         kind = type(piece).__name__
         body = f"{piece.id}:{piece.name}" if isinstance(piece, CallBegins) else piece.text
         assert body, "an empty piece"
@@ -131,10 +143,10 @@ def test_without_tools_and_reasoning_nothing_is_touched(text, cuts):
 
 
 def test_arguments_are_given_out_as_they_come():
-    speech = Speech(DIALECTS[QWEN], inside=False, tools=TOOLS, name_call=str)
+    speech = Speech(DIALECTS[QWEN], inside=False, calls=True)
     head, rest = CALL[:45], CALL[45:]
     begun, text = speech.push(head)
-    assert begun == CallBegins("0", "add") and text.text == '{"a"'
+    assert begun == CallBegins("", "add") and text.text == '{"a"'
     assert "".join(p.text for p in speech.push(rest)) == ARGUMENTS.removeprefix(text.text)
 
 

@@ -21,7 +21,6 @@ REASONING = (
     ("<|channel>thought", "<channel|>"),
     ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
 )
-WHERE_IT_BEGINS = 4  # tokens; a model may write a line break before it opens its reasoning
 
 
 class Spelling(Protocol):
@@ -65,9 +64,12 @@ class TemplateDialect:
         *,
         must: bool,
         many: bool,
-        answer: Mapping[str, Any] | None,
+        answer: str | None,
     ) -> str:
-        wanted = {"must": must, "many": many, "answer": answer}
+        form = None if answer is None else json.loads(answer)
+        if answer is not None and not isinstance(form, dict):
+            raise ValueError("beside tools the schema must be an object")
+        wanted = {"must": must, "many": many, "answer": form}
         return call_grammar(*self.tools, self._term, tools, wanted)
 
     def opened(self, header_ids: Sequence[int]) -> bool:
@@ -77,16 +79,6 @@ class TemplateDialect:
         text = b"".join(map(self._spelling.token_bytes, header_ids))
         begin, end = (text.rfind(mark.encode()) for mark in self.reasoning)
         return begin > end
-
-    def thought(self, ids: Sequence[int], inside: bool) -> int:
-        """How many of an answer's tokens are reasoning, its marks included."""
-        if not self.reasoning_ids:
-            return 0
-        begin, end = self.reasoning_ids
-        if not inside and _find(ids[: WHERE_IT_BEGINS + len(begin)], begin) < 0:
-            return 0
-        at = _find(ids, end)
-        return len(ids) if at < 0 else at + len(end)
 
     def _marks(self, pair: tuple[str, str], source: str) -> bool:
         pieces = [piece for mark in pair for piece in re.findall("<[^<>]+>", mark)]
@@ -111,9 +103,3 @@ class TemplateDialect:
                 data = b"".join(map(self._spelling.token_bytes, group))
                 terms.append(json.dumps(data.decode(), ensure_ascii=False))
         return " ".join(terms)
-
-
-def _find(ids: Sequence[int], part: Sequence[int]) -> int:
-    """Where `part` first stands in `ids`; -1: nowhere."""
-    size = len(part)
-    return next((i for i in range(len(ids) - size + 1) if list(ids[i : i + size]) == part), -1)
