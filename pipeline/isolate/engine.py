@@ -19,7 +19,7 @@ from typing import Any
 
 from pipeline.errors import ClosedError, OpenError
 from pipeline.isolate.faults import Fault
-from pipeline.isolate.flight import MOST_GOES, Flight
+from pipeline.isolate.flight import MOST_GOES, FarTicket, Flight
 from pipeline.isolate.leases import FarLeases
 from pipeline.isolate.mounts import FarMounts
 from pipeline.isolate.patience import Patience
@@ -46,17 +46,6 @@ log = logging.getLogger("headrace.isolate")
 CALL_S = 10.0  # for an answer to what needs no time
 END_S = 10.0  # for the end of a process that has hung up
 CLOSE_S = 120.0  # for the end of a process that was told to end; it may have states to write
-
-
-class FarTicket:
-    """A submitted request of another process."""
-
-    def __init__(self, flight: Flight, cancel: Callable[[], None]):
-        self._flight, self._cancel = flight, cancel
-
-    def cancel(self) -> None:
-        self._flight.cancelled = True
-        self._cancel()
 
 
 class IsolatedEngine:
@@ -210,7 +199,7 @@ class IsolatedEngine:
         """A call's answer; its error is raised. Never on an event loop, where a process that hangs would hold up
         all that is served, nor on the thread that hears it, which calls `done` if it is well: before it hears
         anything else, and however late that is."""
-        assert asyncio._get_running_loop() is None, f"{name}: asked on an event loop"
+        assert not _on_an_event_loop(), f"{name}: asked on an event loop"
         future: Future[Any] = Future()
         with self._lock:
             if not self._up:
@@ -326,6 +315,7 @@ class IsolatedEngine:
                 future.set_exception(error)
 
     def _finish(self) -> None:
+        self._silence.end()
         with self._lock:
             self._lose(going=False)
             if self._state in ("opening", "open", "restarting"):
@@ -388,3 +378,11 @@ class IsolatedEngine:
         if not self._first.done():
             self._patience.told(self.settings["server"])
             self._first.set_result(None)
+
+
+def _on_an_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

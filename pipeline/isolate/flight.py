@@ -108,3 +108,14 @@ class Flight:
             self.deliver(event)
         except Exception:  # a consumer that throws loses its row, nothing else
             self.cancelled = True
+
+
+class FarTicket:
+    """A submitted request of another process."""
+
+    def __init__(self, flight: Flight, cancel: Callable[[], None]):
+        self._flight, self._cancel = flight, cancel
+
+    def cancel(self) -> None:
+        self._flight.cancelled = True
+        self._cancel()
