@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import random
 
+import pytest
+
 from pipeline.lab.contestants import Contestant, headrace
 from pipeline.lab.soak import run
+from pipeline.lab.soak.__main__ import main
 from pipeline.lab.soak.questions import questions
 from pipeline.lab.soak.rubbish import rubbish
 from pipeline.lab.soak.run import report, soak
@@ -38,6 +41,32 @@ def test_mixed_and_rude_clients_get_what_they_get_alone(monkeypatch):
     counts = soaked.seen.counts
     assert counts["left"] > 10 and counts["spoilt"] > 3, told
     assert soaked.took, told
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nosuch"], "nosuch: no such recipe."),
+        (["fake", "server.keyss=x"], "Did you mean 'server.keys'?"),
+        (["fake", "model.layers=-1"], "model.layers: wants >= 0"),
+        (
+            ["fake", "server.responses_folder=/dev/null/x"],
+            "server.responses_folder: cannot be used",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_told_as_by_serve(words, told, capsys):
+    assert main(words) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_its_help_says_what_each_word_is(capsys):
+    for words in (["--help"], ["fake", "--minutes", "0"], ["fake", "--clients", "x"]):
+        with pytest.raises(SystemExit):
+            main(words)
+    told = capsys.readouterr()
+    assert "of asking, beside rests (10)" in told.out and "constraint=llguidance" in told.out
+    assert "invalid number above 0 value: '0'" in told.err
 
 
 def test_rubbish_is_never_what_it_was():
