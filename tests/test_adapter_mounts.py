@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 from adapter_folders import opened, written
-from support import Running, prompt_ids
+from support import Halted, Running, prompt_ids
 from toy_served import Served
 
 from pipeline.cli.served import Recipe
 from pipeline.errors import ClosedError, RequestError
 from pipeline.isolate.engine import IsolatedEngine
 from pipeline.isolate.mounts import FarMounts
-from pipeline.types import Batch, Delta, Request, Sequence
+from pipeline.types import Batch, Request, Sequence
 from pipeline.warming import read_prompts, warm
 
 PROMPT = prompt_ids(40)
@@ -33,19 +33,8 @@ def answer(engine, adapter, **more):
     return engine.generate(PROMPT, **WANTED, **more, adapter=adapter)
 
 
-class Held:
-    """An engine whose only row is taken until `go`; what is asked meanwhile waits."""
-
-    def __init__(self, engine):
-        self.engine, self.waits = engine, threading.Event()
-        self.begun = threading.Event()
-        self.row = Running(engine, PROMPT, max_tokens=4, ignore_eos=True, seen=self._seen)
-        self.begun.wait(20)
-
-    def _seen(self, event):
-        if isinstance(event, Delta):  # on the owner's thread
-            self.begun.set()
-            self.waits.wait(20)
+class Held(Halted):
+    """The only row that there may be; what is asked meanwhile waits."""
 
     def then(self, work):
         """`work` (a command) is in the queue before the row may end; its result."""
@@ -54,9 +43,9 @@ class Held:
         thread.start()
         while not self.engine.ownership.holds_admission:
             thread.join(0.001)
-        self.waits.set()
+        self.go()
         thread.join(20)
-        list(self.row)
+        self.result()
         return found[0]
 
 
@@ -78,7 +67,7 @@ def busy(folders):
 
 def test_a_request_that_waits_gets_what_is_mounted_when_it_starts(busy, folders):
     old = answer(busy, "a")["token_ids"]
-    held = Held(busy)
+    held = Held(busy, PROMPT)
     waiting = Running(busy, PROMPT, **WANTED, adapter="a")
     default = Running(busy, PROMPT, **WANTED)
     held.then(lambda: busy.adapters.mount("a", folders["b"]))
@@ -91,7 +80,7 @@ def test_a_request_that_waits_gets_what_is_mounted_when_it_starts(busy, folders)
 
 
 def test_what_is_unmounted_while_it_waits_is_named(busy):
-    held = Held(busy)
+    held = Held(busy, PROMPT)
     waiting = Running(busy, PROMPT, **WANTED, adapter="wide")
     assert held.then(lambda: busy.adapters.unmount("wide")) is None
     with pytest.raises(RequestError, match="'wide' is not mounted"):

@@ -237,7 +237,7 @@ class Raw:
         return [line for line in data.decode().split("\n") if line]
 
 
-def eventually(check: Callable[[], Any], timeout_s: float = 2.0) -> None:
+def eventually(check: Callable[[], Any], timeout_s: float = 20.0) -> None:
     until = time.monotonic() + timeout_s
     while not check():
         assert time.monotonic() < until, "not in time"

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from support import Halted, Running
 
 import pipeline
 from pipeline.errors import ClosedError
@@ -15,6 +16,7 @@ from pipeline.isolate.leases import FarLeases
 from pipeline.server.local import SocketConnection
 from pipeline.server.run import serve_in_thread
 from pipeline.server.settings import ServerSettings
+from pipeline.types import Done
 
 COMPLETE = "/v1/completions"
 
@@ -70,19 +72,19 @@ def asked(raw, tokens=4, **more):
 
 def test_a_lease_waits_for_rows_and_holds_up_new_ones(lent, script):
     engine, path, raw = lent
-    before, first = asked(raw, tokens=60)
-    script.eventually(lambda: engine.stats()["rows"]["active"] == 1)
+    before = Halted(engine, "a b")
     lease = Lease(path)
     assert lease.next() == "waiting"
     after, second = asked(raw)
+    script.eventually(lambda: engine.stats()["rows"]["open_requests"] == 2)
+    before.go()
     assert lease.next() == "held"
-    assert first == [200], "what ran has ended"
+    assert isinstance(before.told[-1], Done), "what ran has ended"
     time.sleep(0.3)
     assert not second and engine.stats()["rows"]["active"] == 0
     assert raw.call("GET", "/health")[0] == 200
     lease.hang_up()
     after.join(10)
-    before.join(10)
     assert second == [200]
 
 
@@ -104,18 +106,18 @@ def test_leases_come_one_after_the_other_and_end_with_their_connection(lent, scr
 
 
 def test_who_gives_up_waiting_holds_up_nobody(lent, script):
-    engine, path, raw = lent
-    long, _ = asked(raw, tokens=150)
-    script.eventually(lambda: engine.stats()["rows"]["active"] == 1)
+    engine, path, _ = lent
+    long = Halted(engine, "a b", max_tokens=50)
     lease = Lease(path)
     assert lease.next() == "waiting"
     lease.hang_up()
-    short, got = asked(raw, tokens=2)
-    short.join(10)
-    assert got == [200] and long.is_alive(), (
-        "it starts beside the row that the lease had waited for"
-    )
-    long.join(10)
+    script.eventually(lambda: not engine.ownership.holds_admission)
+    begun = []  # what the long answer has told by then
+    short = Running(engine, "a b", max_tokens=2, seen=lambda event: begun.append(len(long.told)))
+    long.go()
+    assert short.result()["finish_reason"] == "length"
+    long.result()
+    assert begun[-1] < len(long.told), "it starts beside the row that the lease had waited for"
 
 
 def test_a_drain_takes_leases_back_ends_what_runs_and_refuses_the_rest(lent, script):
