@@ -6,7 +6,6 @@ import logging
 from collections.abc import Collection, Mapping
 
 from pipeline.types import Batch, Depth, Drafter, Proposal, Sequence, Target
-from stages.remember import memory_of
 
 
 class Draft:
@@ -22,9 +21,7 @@ class Draft:
     round's speculation and nothing else: all proposals are empty and all depths 0.
     """
 
-    reads = frozenset(
-        {"pending", "sampler", "output_ids", "max_new", "request", "namespace", "adapters"}
-    )
+    reads = frozenset({"pending", "sampler", "output_ids", "max_new", "request", "owner"})
     writes = frozenset({"depth", "proposal"})
     needs: Mapping[str, frozenset[str]] = {}
     thread = "owner"
@@ -51,11 +48,11 @@ class Draft:
     def _depths(self, batch: Batch) -> list[int]:
         follows = "adapters" in self._drafter.can
         asked = zip(self._depth.choose(batch), batch.sequences, strict=True)
-        return [depth if follows or not sequence.adapters else 0 for depth, sequence in asked]
+        return [depth if follows or not sequence.owner.adapted else 0 for depth, sequence in asked]
 
     def _propose(self, batch: Batch, depths: list[int]) -> list[Proposal]:
         rows = batch.sequences
-        getattr(batch.draft_rows, "assign", _nobody)([memory_of(s) for s in rows])
+        batch.draft_rows.assign([s.owner for s in rows])
         asked = [s.pending for s in rows], depths, [s.sampler for s in rows]
         found = batch.draft_rows.draft(*asked)
         made = [ids if isinstance(ids, Proposal) else Proposal(ids) for ids in found]
@@ -80,10 +77,6 @@ class Draft:
         ends = () if sequence.request.ignore_eos else self._target.eos_ids
         proposal = up_to_eos(proposal, ends)
         return proposal.cut(sequence.sampler.matcher.legal(proposal))
-
-
-def _nobody(namespaces: list[str]) -> None:
-    """Rows that are the same to everybody."""
 
 
 def up_to_eos(proposal: Proposal, eos_ids: Collection[int]) -> Proposal:

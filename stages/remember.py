@@ -12,7 +12,7 @@ class Remember:
     """In `finish`: each answer that has ended well, in its client's memory. Drafters that keep nothing
     are told nothing; one that fails costs later speculation, never this answer."""
 
-    reads = frozenset({"request", "namespace", "output_ids", "finish_reason"})
+    reads = frozenset({"owner", "output_ids", "finish_reason"})
     writes = frozenset[str]()
     needs: Mapping[str, frozenset[str]] = {}
     thread = "owner"
@@ -24,15 +24,9 @@ class Remember:
         if learn := getattr(self._drafter, "learn", None):
             for sequence in filter(_ended_well, batch.sequences):
                 try:
-                    learn(memory_of(sequence), sequence.output_ids)
+                    learn(sequence.owner.memory, sequence.output_ids)
                 except Exception:
                     logging.getLogger(__name__).warning("an answer was not kept", exc_info=True)
-
-
-def memory_of(sequence: Sequence) -> str:
-    """Where a drafter keeps this answer, and looks for earlier ones. Drafts that were wrong can be asked for
-    (`token_origins`), so nobody is drafted what another client was answered."""
-    return f"{sequence.namespace}/{sequence.request.client}"
 
 
 def _ended_well(sequence: Sequence) -> bool:

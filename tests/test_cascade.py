@@ -10,7 +10,7 @@ from pipeline.build import build
 from pipeline.compose import compose
 from pipeline.errors import ConfigError
 from pipeline.plan import plan
-from pipeline.types import Attachment, GuardedRows
+from pipeline.types import Attachment, GuardedRows, Owner
 from stages.drafters.cascade import Cascade, CascadeRows
 from stages.drafters.history import HistoryRows
 from stages.drafters.ngram import NGram
@@ -74,7 +74,8 @@ class _Row:
 
 
 def cascade(*makes):
-    return CascadeRows("x", [GuardedRows(make, 100, "one") for make in makes])
+    members = [GuardedRows(make, 100, "one") for make in makes]
+    return CascadeRows("x", members, [True] * len(members))
 
 
 def joined(rows, *tokens):
@@ -176,11 +177,24 @@ def test_attachments_of_all_members_come_back_to_each():
     ]  # fmt: skip
 
 
+def test_rows_that_wear_adapters_are_drafted_for_by_those_who_can_follow():
+    rows = cascade(Fixed([1, 2]), Fixed([7, 8]))
+    rows._follow = [False, True]
+    joined(rows, [3], [4])
+    rows.assign([Owner(), Owner(adapted=True)])
+    assert asked(rows) == [[1, 2], [7, 8]]
+    rows.assign([Owner(adapted=True), Owner(adapted=True)])
+    assert asked(rows) == [[7, 8], [7, 8]]
+
+
 def test_what_a_cascade_is_by_its_members():
     mine = Cascade([NGram(), Suffix()])
     assert mine.can == NGram.can & Suffix.can == {"refill", "external", "adapters"}
     assert (mine.prefill, tuple(mine.taps), mine.weight_bytes) == ("tail", (), 0)
     assert mine.namespace != Cascade([Suffix(), NGram()]).namespace
+    head = NGram()
+    head.can = frozenset({"external"})
+    assert Cascade([head, Suffix()]).can == {"external", "adapters"}
     closed = NGram()
     closed.can = frozenset({"refill"})
     Cascade([closed])
@@ -212,7 +226,10 @@ def test_members_are_options_of_the_group_with_their_own_knobs():
         ("drafter.order=[ngram,ngram]", "'ngram' is there twice"),
         ("drafter.order=[]", "wants a list of options of drafter"),
         ("drafter.order=ngram", "wants a list of options of drafter"),
-        ("drafter.suffix.min_mach=4", "drafter.suffix.min_mach: .*Did you mean 'min_match'"),
+        (
+            "drafter.suffix.min_mach=4",
+            "drafter.suffix.min_mach: .*Did you mean 'drafter.suffix.min_match'",
+        ),
         ("drafter.random.seed=3", "'random' is not in the list order.*drafter.order="),
         ("drafter.ngram=3", "drafter.ngram: wants settings by name"),
         ("drafter.ngram.min_ngram=x", "drafter.ngram.min_ngram: wants a whole number"),

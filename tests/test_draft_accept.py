@@ -41,8 +41,8 @@ class Stub:
     def __init__(self, answer):
         self.answer, self.calls = answer, []
 
-    def assign(self, namespaces):
-        self.namespaces = namespaces
+    def assign(self, owners):
+        self.owners = owners
 
     def draft(self, pending, depths, samplers):
         self.calls.append((list(pending), list(depths)))

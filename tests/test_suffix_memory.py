@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import prompt_ids, serving
 
+from pipeline.types import Owner
 from stages.drafters.suffix import LEAST, Suffix
 from stages.drafters.suffix_memory import BORDER, NAMESPACES, CountedTree, Memories, Memory, Recall
 
@@ -103,7 +104,7 @@ def test_namespaces_are_few_and_do_not_see_each_other():
 def drafts(drafter, namespace, text, pending):
     rows = drafter.rows(None, 9)
     rows.prepare_append([text], [None]).commit()
-    rows.assign([namespace])
+    rows.assign([Owner(namespace)])
     (proposal,) = rows.draft([pending], [8], [None])
     rows.check_integrity()
     return proposal

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.types.parts import Change, DraftRows, Rows
-from pipeline.types.sequence import Attachment
+from pipeline.types.sequence import Attachment, Owner
 from pipeline.types.trust import Trust
 
 ROUNDING = 1e-3  # by which a drafter's confidence may miss 0 to 1
@@ -69,9 +69,9 @@ class GuardedRows:
 
     # --- rounds
 
-    def assign(self, namespaces: Seq[str]) -> None:
-        if not self.broken and hasattr(self._rows, "assign"):
-            self._try("assign", [], namespaces)
+    def assign(self, owners: Seq[Owner]) -> None:
+        if not self.broken:
+            self._try("assign", [], owners)
 
     def prefill(self, tokens: Seq[Seq[int]], hidden: Any = None) -> None:
         self._take("prefill", tokens, hidden)

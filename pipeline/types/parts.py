@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.types.request import Request, Sampling, TokenLogprob
-from pipeline.types.sequence import Attachment, Batch, Emitted, LayerSpec, Sequence, State
+from pipeline.types.sequence import Attachment, Batch, Emitted, LayerSpec, Owner, Sequence, State
 from pipeline.types.text import Tokenizer
 
 Abilities = Collection[str]
@@ -240,6 +240,9 @@ class DraftRows(Protocol):
     @property
     def size(self) -> int: ...
 
+    def assign(self, owners: Seq[Owner]) -> None:
+        """Whose the rows are, before each `draft`. Said of a row in the same words to its end."""
+
     def prefill(self, tokens: Seq[Seq[int]], hidden: Any = None) -> None:
         """The target's rows took these prompt tokens."""
 
@@ -279,8 +282,7 @@ class Drafter(Part, Protocol):
 
     def rows(self, target: Target, max_width: int) -> DraftRows:
         """Empty rows. If they have a method `watch`, it is given the target's rows of their batch; if
-        they have a method `assign`, the namespaces of their rows before each `draft`; if `faults`, it
-        says what has failed inside without the rows failing, as `GuardedRows.faults` does."""
+        `faults`, it says what has failed inside without the rows failing, as `GuardedRows.faults` does."""
 
 
 class Depth(Part, Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.types.request import (
     Event,
@@ -62,6 +62,13 @@ class Proposal(list[int]):
         return Proposal(self[:length], self.confidence[:length], self.scores[:length])
 
 
+class Owner(NamedTuple):
+    """Whose a row is, to a drafter."""
+
+    memory: str = ""  # where it keeps the row's answer, and looks for earlier ones
+    adapted: bool = False  # it wears adapters: what others have learned is the base model
+
+
 @dataclass
 class Sequence:
     """One request in flight. Only stages write fields below `# stages`; the engine owns the rest."""
@@ -74,6 +81,7 @@ class Sequence:
     boundary: int = 0  # tokens of the prompt that the next turn will repeat (stable template part)
     namespace: str = ""  # of the base model, and from the row's start of what it wears too
     adapters: tuple[str, ...] | None = None  # what the row wears; None before its start
+    owner: Owner = field(default_factory=Owner)  # settled with what it wears
     sampling: Sampling = field(default_factory=Sampling)  # resolved, nothing None but seed
     seed: int = 0  # the request's, or chosen by the server
     max_new: int = 0  # ceiling on emitted tokens, clamped to the context

@@ -10,7 +10,17 @@ from typing import Any
 
 from pipeline.errors import ConfigError, OpenError, Problem
 from pipeline.identity import digest
-from pipeline.types import Attachment, Change, Drafter, DraftRows, Fault, GuardedRows, Rows, Target
+from pipeline.types import (
+    Attachment,
+    Change,
+    Drafter,
+    DraftRows,
+    Fault,
+    GuardedRows,
+    Owner,
+    Rows,
+    Target,
+)
 
 SCHEMA = "cascade-v1"
 
@@ -19,8 +29,10 @@ class CascadeRows:
     """`DraftRows` over the members' rows, which all follow the target's and survive their members'
     faults: a row that one of them fails on is the others' to draft for."""
 
-    def __init__(self, namespace: str, members: Seq[GuardedRows]):
-        self._namespace, self._members = namespace, members
+    def __init__(self, namespace: str, members: Seq[GuardedRows], follow: Seq[bool]):
+        """`follow`: which members draft for rows that wear adapters, too."""
+        self._namespace, self._members, self._follow = namespace, members, follow
+        self._adapted = frozenset[int]()
 
     @property
     def size(self) -> int:
@@ -30,9 +42,10 @@ class CascadeRows:
         for member in self._members:
             member.watch(target_rows)
 
-    def assign(self, namespaces: Seq[str]) -> None:
+    def assign(self, owners: Seq[Owner]) -> None:
+        self._adapted = frozenset(row for row, owner in enumerate(owners) if owner.adapted)
         for member in self._members:
-            member.assign(namespaces)
+            member.assign(owners)
 
     def prefill(self, tokens: Seq[Seq[int]], hidden: Any = None) -> None:
         for member in self._members:
@@ -47,12 +60,14 @@ class CascadeRows:
             member.consume(inputs, hidden)
 
     def draft(self, pending: Seq[int], depths: Seq[int], samplers: Seq[Any]) -> list[list[int]]:
-        """Members are asked in order, each for the rows that have no proposal yet."""
+        """Members are asked in order, each for the rows that have no proposal yet and that it can follow."""
         found: list[list[int]] = [[] for _ in pending]
-        for member in self._members:
+        for member, follows in zip(self._members, self._follow, strict=True):
             left = [0 if ids else depth for ids, depth in zip(found, depths, strict=True)]
+            if not follows:
+                left = [0 if row in self._adapted else n for row, n in enumerate(left)]
             if not any(left):
-                break
+                continue
             for row, ids in enumerate(member.draft(pending, left, samplers)):
                 found[row] = found[row] or ids
         return found
@@ -137,8 +152,9 @@ class Cascade:
     """Asks its members in order; a row takes the first proposal that is not empty.
 
     Cheap and sure ones first: `[grammar, suffix, two_model]`. All members follow every row whoever
-    drafts, so each must take tokens that another one proposed ("external"). At most one may look into
-    the target (taps). ConfigError and OpenError name the member that does not fit.
+    drafts, so each must take tokens that another one proposed ("external"); those that can "adapters" also
+    draft for rows that wear them. At most one may look into the target (taps). ConfigError and OpenError
+    name the member that does not fit.
     """
 
     def __init__(self, order: list[Drafter]):
@@ -154,6 +170,7 @@ class Cascade:
                 [Problem("drafter.order", what, "Use it alone, without a cascade: drafter=NAME.")]
             )
         self.can = frozenset.intersection(*(frozenset(member.can) for member in order))
+        self.can |= {"adapters"} & frozenset.union(*(frozenset(member.can) for member in order))
         self.prefill = "full" if any(member.prefill == "full" for member in order) else "tail"
 
     @property
@@ -215,7 +232,8 @@ class Cascade:
             make = partial(member.rows, target, max_width)
             return GuardedRows(make, target.vocab_size, member.namespace)
 
-        return CascadeRows(self.namespace, [guarded(member) for member in self.members])
+        follow = ["adapters" in member.can for member in self.members]
+        return CascadeRows(self.namespace, [guarded(member) for member in self.members], follow)
 
 
 def _forget(namespace: str, ids: Seq[int]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any, Generic, Protocol, TypeVar
 
-from pipeline.types import Attachment, Change
+from pipeline.types import Attachment, Change, Owner
 
 
 class HistoryRow(Protocol):
@@ -34,6 +34,8 @@ class HistoryRows(Generic[Row]):
         self._make = make
         self._rows: list[Row] = []
         self.size = 0
+
+    def assign(self, owners: Seq[Owner]) -> None: ...
 
     def consume(self, inputs: Seq[Seq[int]], hidden: Any = None) -> None:
         for row, tokens in zip(self._rows, inputs, strict=True):

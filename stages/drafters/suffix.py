@@ -10,7 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from pipeline.errors import below, refuse
-from pipeline.types import DraftRows, Target
+from pipeline.types import DraftRows, Owner, Target
 from stages.drafters.history import HistoryRows
 from stages.drafters.suffix_memory import CONTEXT, Memories, Memory, Recall
 from stages.drafters.suffix_tree import SuffixTree
@@ -53,15 +53,15 @@ class SuffixRow:
 
 
 class RememberingRows(HistoryRows[SuffixRow]):
-    """Rows that know the earlier answers of their own namespace, and of no other."""
+    """Rows that know the earlier answers of their own memory, and of no other."""
 
     def __init__(self, make: Callable[[], SuffixRow], memories: Memories):
         super().__init__(make)
         self._memories = memories
 
-    def assign(self, namespaces: Seq[str]) -> None:
-        for row, namespace in zip(self._rows, namespaces, strict=True):
-            row.remember(self._memories.of(namespace))
+    def assign(self, owners: Seq[Owner]) -> None:
+        for row, owner in zip(self._rows, owners, strict=True):
+            row.remember(self._memories.of(owner.memory))
 
 
 class Suffix:

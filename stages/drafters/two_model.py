@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from pipeline.errors import OpenError
-from pipeline.types import Attachment, Change, DraftRows, Proposal, Target
+from pipeline.types import Attachment, Change, DraftRows, Owner, Proposal, Target
 from stages.drafters.attached import attach, attached
 from stages.drafters.choice import choice
 from stages.rows.layouts import LAYOUTS
@@ -43,6 +43,8 @@ class ModelRows:
         return len(self._held)
 
     # --- following the target
+
+    def assign(self, owners: Seq[Owner]) -> None: ...
 
     def prefill(self, tokens: Seq[Seq[int]], hidden: Any = None) -> None:
         self.consume(tokens)

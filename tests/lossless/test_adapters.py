@@ -103,11 +103,13 @@ def test_choices_of_one_prompt_are_prefilled_once(family, folders, alone):
 
 
 PAIRS = [("eagle3", "dense"), ("mtp", "hybrid"), ("assistant", "sliding"), ("two_model", "dense")]
+PAIRS += [("mixed", "dense")]  # a cascade of a head and of ngram, which can follow
 
 
 @pytest.mark.parametrize(("drafter", "layers"), PAIRS)
 def test_a_drafter_that_cannot_follow_leaves_out_that_row_alone(drafter, layers, tmp_path):
     model, *drafts = settings(drafter, layers, tmp_path)
+    drafts += ["drafter.ngram.min_ngram=1"] * (drafter == "mixed")
     mounted = written(tmp_path / "adapters", model.partition("=")[2])
     family, options = model.partition("=")[2], ("tier=none", "depth.max=3")
     with opened(family, mounted, *options, "flow=plain", "drafter=none") as plain:
@@ -119,7 +121,7 @@ def test_a_drafter_that_cannot_follow_leaves_out_that_row_alone(drafter, layers,
         faults = engine.stats()["counts"].get("draft_faults", 0)
     assert [bare["token_ids"], worn["token_ids"]] == truth
     assert bare["speculation"]["drafted"] > 0
-    assert (worn["speculation"]["drafted"] > 0) == follows == (drafter == "two_model")
+    assert (worn["speculation"]["drafted"] > 0) == follows == (drafter in ("two_model", "mixed"))
     assert faults == 0
 
 

@@ -17,7 +17,16 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from pipeline.types import Attachment, Change, LayerSlice, LayerSpec, Proposal, Segment, State
+from pipeline.types import (
+    Attachment,
+    Change,
+    LayerSlice,
+    LayerSpec,
+    Owner,
+    Proposal,
+    Segment,
+    State,
+)
 from stages.drafters.choice import choice
 from stages.rows.attention import AttentionLayout
 from stages.rows.rows import LayeredRows, Prepared
@@ -80,6 +89,8 @@ class SeenRows:
             for row, (tokens, shown) in zip(self.rows, waiting, strict=True):
                 row.tokens, row.shown = tokens, shown
             raise
+
+    def assign(self, owners: Seq[Owner]) -> None: ...
 
     def prefill(self, tokens: Seq[Seq[int]], hidden: Any = None) -> None:
         self.consume(tokens, hidden)
