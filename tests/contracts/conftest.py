@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 from pathlib import Path
 
 import yaml
+
+from pipeline.signature import signature
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -21,8 +22,7 @@ def _options(group, toys):
             continue
         module, name = target.rsplit(".", 1)
         part = getattr(importlib.import_module(module), name)
-        parameters = inspect.signature(part).parameters.values()
-        given = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        given = list(signature(part).parts)  # those of a base class that are handed on, too
         if set(given) <= set(toys) and "defaults" not in settings:
             said = {k: v for k, v in settings.items() if "${" not in str(v)}  # of others' settings
             own = {key: value for key, value in said.items() if key not in given}

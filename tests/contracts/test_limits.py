@@ -20,7 +20,10 @@ TOYS = {
     "draft_model": TARGET,
     "adapters": SimpleNamespace(nbytes=0, max_bytes=0),
     "tier": [],
-    "device": SimpleNamespace(limit_memory=lambda nbytes: {"memory_limit_bytes": nbytes}),
+    "device": SimpleNamespace(
+        limit_memory=lambda nbytes: {"memory_limit_bytes": nbytes},
+        describe=lambda: {"memory_bytes": 64e9},
+    ),
 }
 
 
