@@ -157,6 +157,7 @@ def test_bench_measures_two_recipes_by_turns_and_writes_what_it_found(
         "bench",
         "fake",
         "model.layers=2",
+        "model.delay_ms=2",  # so that answers come in several pieces on a busy machine too
         "drafter=random",
         "workload=mixed",
         "workload.rate=null",
@@ -166,7 +167,7 @@ def test_bench_measures_two_recipes_by_turns_and_writes_what_it_found(
         "server.hosts=[${oc.env:WHO}, sk-abcdefghij1234567890]",
     ]
     monkeypatch.setenv("WHO", "a-private-name")
-    other = "fake model.layers=2 drafter=none 'server.log=http://me:sesame@host'"
+    other = "fake model.layers=2 model.delay_ms=2 drafter=none 'server.log=http://me:sesame@host'"
     code = main([*words, "--against", other, "--repeats", "2", "--out", str(out)])
     said = capsys.readouterr().out
     assert code == 0
