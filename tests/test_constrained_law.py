@@ -149,7 +149,8 @@ def test_what_is_verified_does_not_depend_on_the_tokens_drawn():
     for seed in range(5000):
         sampler = Standard().bind(SAID, seed, [1], None, None)
         row = Sequence(Request(id="r"), print, prompt_ids=[1], sampler=sampler, max_new=9)
-        rows = SimpleNamespace(draft=lambda *asked, at=row.position: drawing(q_V, asked[2], [at]))
+        drawn = lambda *asked, at=row.position: drawing(q_V, asked[2], [at])  # noqa: E731
+        rows = SimpleNamespace(assign=lambda owners: None, draft=drawn)
         stage.run(Batch([row], None, rows))
         scores = np.tile(p_V, (1 + len(row.proposal), 1))
         emitted, _ = Residual().accept(row, scores, 1, {0})
