@@ -10,10 +10,6 @@ from dataclasses import dataclass
 
 from pipeline.types import Delta, Event
 
-# The engine's thread leaves the interpreter alone this long when an answer's first tokens are there: the loop
-# writes them meanwhile, and would else get it only after the rest of the engine's round.
-HEAD_START_S = 300e-6
-
 
 @dataclass(frozen=True)
 class Stamped:
@@ -25,7 +21,7 @@ class Stamped:
 
 
 class Channel:
-    """Events of one HTTP request. `put` on any thread and never waiting for anybody, the rest on the loop.
+    """Events of one HTTP request. `put` on any thread and never blocking, the rest on the loop.
 
     Waking a loop costs a system call, so it is woken once for all that waits; a `quiet` channel
     (nobody streams) is not woken for deltas. Bounded by the answers' length.
@@ -36,7 +32,6 @@ class Channel:
         self._quiet = quiet
         self._items: deque[Stamped] = deque()
         self._woken = False
-        self._begun = quiet  # its first tokens have come, or nobody waits for them
         self._event = asyncio.Event()
         self.gone = False  # the client closed its connection
 
@@ -47,9 +42,6 @@ class Channel:
         self._woken = True
         with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is left to tell
             self._loop.call_soon_threadsafe(self._event.set)
-        if isinstance(event, Delta) and not self._begun:
-            self._begun = True
-            time.sleep(HEAD_START_S)
 
     def hang_up(self) -> None:
         """The client has left. On the loop."""
