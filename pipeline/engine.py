@@ -70,7 +70,7 @@ class Engine:
         self.totals = Totals()
         self.ownership = Ownership(self._wake)
         self.adapters = Mounts(pipeline.parts, self.exclusive)
-        self.leases = Leases(self.ownership, lambda: self._state == "open")
+        self.leases = Leases(self.ownership, self._lent)
         self._turns = Turns(
             pipeline, pipeline.settings.get("telemetry") or Telemetry(), self.totals
         )
@@ -226,6 +226,11 @@ class Engine:
     def exclusive(self, work: Work) -> Any:
         """Run `work` alone: admission is held, active rows drain first. Blocks for the result."""
         return self.ownership.exclusive(work).result()
+
+    def _lent(self) -> bool:
+        """A lease asks whether it may go on. Each time counts as a round: who holds one is not stuck."""
+        self.rounds += 1
+        return self._state == "open"
 
     def when_idle(self, work: Work) -> Future[Any]:
         """Run `work` when nothing is active; never makes a request wait for more than itself."""

@@ -15,7 +15,8 @@ LOOK_S = 0.1  # how soon a lease notices that the engine is to stop
 
 class Leases:
     """Each is exclusive work that does nothing: rows that run drain first, new ones wait until it is
-    released, and so do the leases behind it. A draining or closing engine takes them back. Any thread."""
+    released, and so do the leases behind it. A draining or closing engine takes them back. Any thread.
+    `lent` is asked on the engine's thread, again and again while one is held: whether it may be."""
 
     def __init__(self, ownership: Ownership, lent: Callable[[], bool]):
         self._ownership, self._lent = ownership, lent
