@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -13,7 +14,8 @@ from adapter_folders import opened, written
 from support import Halted, Running, prompt_ids
 from toy_served import Served
 
-from pipeline.cli.served import Recipe
+from pipeline.cli import main
+from pipeline.cli.served import Apart, Locked, Recipe
 from pipeline.errors import ClosedError, RequestError
 from pipeline.isolate.engine import IsolatedEngine
 from pipeline.isolate.mounts import FarMounts
@@ -138,6 +140,34 @@ def test_another_process_has_what_was_mounted_in_the_first(folders, monkeypatch)
             time.sleep(0.02)
         assert engine.target_info["adapters"] == ["a", "w", "late"]
         assert [one["id"] for one in engine.adapters.listed()] == ["a", "w", "late"]
+    finally:
+        engine.close()
+
+
+def test_what_is_mounted_from_the_shelf_of_a_locked_server_outlives_a_crash(
+    folders, tmp_path, monkeypatch
+):
+    """It was not there when the lock was made. What may differ may be as it was locked by then."""
+    shelf, lock = tmp_path / "shelf", tmp_path / "a.lock.yaml"
+    shelf.mkdir()
+    locked = ("adapters=lora", f"adapters.shelf={shelf}", "server.isolate=true")
+    assert main(["lock", "tiny", *locked, "-o", str(lock)]) == 0
+    monkeypatch.setenv("MLX_OF_NO_MEANING", "1")
+    allowed = ["artifacts.adapters", "platform.environment.MLX_OF_NO_MEANING"]
+    apart = Apart(Locked.of(str(lock), (), (), allowed))
+    engine = IsolatedEngine(apart, apart.again)
+    engine.open()
+    try:
+        shutil.copytree(folders["a"], shelf / "new")
+        engine.adapters.mount_shelved("new", "new", 1.0)
+        monkeypatch.delenv("MLX_OF_NO_MEANING")
+        os.kill(engine.health()["isolate"]["pid"], signal.SIGKILL)
+        until = time.monotonic() + 60
+        while engine.health()["isolate"]["restarts"] < 1 or engine.health()["state"] != "open":
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        assert [one["id"] for one in engine.adapters.listed()] == ["new"]
+        assert engine.health()["isolate"]["restarts"] == 1
     finally:
         engine.close()
 

@@ -23,6 +23,7 @@ def run(args: Namespace) -> int:
 
     lock = read(args.recipe)
     locked = Locked(lock, args.overrides, args.allow_code, allowances(args.allow_drift))
+    locked.check_names()
     apart = 0
     with Engine(locked.pipeline) as engine:
         locked.look_at_the_model(engine)

@@ -56,6 +56,7 @@ def _opened(served: Recipe | Locked) -> tuple[ServedEngine, Mapping[str, Any]]:
         return engine, engine.pipeline.settings
     from pipeline.isolate.engine import IsolatedEngine
 
-    apart = IsolatedEngine(Apart(served))
-    apart.open()
-    return apart, apart.settings
+    apart = Apart(served)
+    isolate = IsolatedEngine(apart, apart.again)
+    isolate.open()
+    return isolate, isolate.settings

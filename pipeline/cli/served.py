@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli import say_warnings_plainly
@@ -46,13 +46,15 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Locked:
-    """A lock as it was read; what is here must still be that. `allowed`: what may differ."""
+    """A lock as it was read; what is here must still be that. `allowed`: what may differ; `again`: it has been
+    opened before, so those names were right, though what one stood for may be gone by now."""
 
     place: str
     lock: Lock
     overrides: Sequence[str]
     allow: Sequence[str]
     allowed: Sequence[str]
+    again: bool = False
 
     @classmethod
     def of(
@@ -70,6 +72,8 @@ class Locked:
         from pipeline.lab.lock import start
 
         locked = start.Locked(self.lock, self.overrides, self.allow, self.allowed)
+        if not self.again:
+            locked.check_names()
         locked.refuse(self.place)
         _begin(locked.pipeline)
         engine = Engine(locked.pipeline)
@@ -95,6 +99,12 @@ class Apart:
         journal.begin()
         say_warnings_plainly()
         return self.served.open()
+
+    @property
+    def again(self) -> Apart:
+        """What is opened after a crash."""
+        served = self.served
+        return Apart(replace(served, again=True)) if isinstance(served, Locked) else self
 
 
 def isolated(served: Recipe | Locked) -> bool:

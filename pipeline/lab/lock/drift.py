@@ -27,6 +27,7 @@ PLACES = (  # of files, by how their names begin; elsewhere it is `path`
     ("adapters.", "adapters.folders"),
     ("kv.", "kv.map"),
 )
+SHELF = "shelf/"  # how names of files begin that lie on `adapters.shelf`
 ABSENT = "nothing"
 
 
@@ -88,6 +89,25 @@ def _apart(name: str, one: Any, two: Any) -> Iterator[tuple[str, Any, Any]]:
         yield from _apart(f"{name}.{key}", one.get(key, ABSENT), two.get(key, ABSENT))
 
 
+def without_newcomers(locked: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
+    """Artifacts that are here, but for folders that have come to the shelf since: they are in nobody's answer
+    until somebody mounts them."""
+    if not isinstance(files := here.get("adapters"), Mapping):
+        return dict(here)
+    known = {_folder(name) for name in locked.get("adapters", ())}
+    kept = {
+        name: file
+        for name, file in files.items()
+        if not name.startswith(SHELF) or _folder(name) in known
+    }
+    others = {group: files for group, files in here.items() if group != "adapters"}
+    return {**others, "adapters": kept} if kept else others
+
+
+def _folder(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
 def refused(found: Iterable[Difference], allowed: Sequence[str]) -> list[Difference]:
     """Those that no allowed name covers: a section, or the beginning of a dotted path."""
     return [
@@ -103,9 +123,10 @@ def allowances(text: str | None) -> list[str]:
 def check_names(
     allowed: Iterable[str], locked: Mapping[str, Any], found: Iterable[Difference]
 ) -> None:
-    """HeadraceError for a name that nothing has: no value that was locked, and none that is only here."""
+    """HeadraceError for a name that nothing has: no value that was locked, none that is only here, and no group
+    that files may come to."""
     paths = [path for section in COMPARED for path, _ in leaves(locked[section], section)]
-    known: set[str] = set()
+    known = {f"artifacts.{group}" for group in locked["choices"]}
     for path in (*paths, *(one.name for one in found)):
         known.update(accumulate(path.split("."), "{}.{}".format))
     for name in allowed:

@@ -12,7 +12,14 @@ from pipeline.compose import Composed, compose, recompose
 from pipeline.engine import Engine
 from pipeline.errors import ConfigError, HeadraceError, OpenError, Problem
 from pipeline.lab.lock import facts, probes
-from pipeline.lab.lock.drift import Difference, DriftError, check_names, differences, refused
+from pipeline.lab.lock.drift import (
+    Difference,
+    DriftError,
+    check_names,
+    differences,
+    refused,
+    without_newcomers,
+)
 from pipeline.lab.lock.file import Lock, sealed
 from pipeline.plan import plan
 from pipeline.secrets import typed
@@ -46,7 +53,7 @@ def _built(composed: Composed, allow: Iterable[str]) -> tuple[Pipeline, dict[str
 
 class Locked:
     """A lock beside what is here. Nothing is opened; files are read, to compare their digests. `allowed`
-    names what may differ; HeadraceError for a name that there is not."""
+    names what may differ."""
 
     def __init__(
         self, lock: Lock, overrides: Sequence[str], allow: Iterable[str], allowed: Sequence[str]
@@ -54,8 +61,12 @@ class Locked:
         self.allowed, self.sections = allowed, asdict(lock)
         composed = recompose(lock.recipe, lock.config, lock.choices, overrides)
         self.pipeline, here = _built(composed, allow)
+        here["artifacts"] = without_newcomers(self.sections["artifacts"], here["artifacts"])
         self.drift: list[Difference] = differences(self.sections, here)
-        check_names(allowed, self.sections, self.drift)
+
+    def check_names(self) -> None:
+        """HeadraceError for a name in `allowed` that there is not."""
+        check_names(self.allowed, self.sections, self.drift)
 
     def look_at_the_model(self, engine: Engine) -> None:
         """What could not be known before it was open."""
