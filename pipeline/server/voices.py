@@ -8,6 +8,7 @@ from hashlib import sha256
 from itertools import groupby
 from typing import Any
 
+from pipeline.errors import ClosedError
 from pipeline.server.answer import Answer
 from pipeline.server.contract import ServedEngine
 from pipeline.server.conversation import CalledFunction, Plain, call_for_template
@@ -151,6 +152,8 @@ class Voice:
         """What is no call after all is content."""
         try:
             calls = await self.pools.wait(self.dialect.calls, words.text, self.tools)
+        except ClosedError:  # nobody has read it
+            raise
         except ValueError:
             return [Content(words.marked)]
         pairs = ((CallBegins(call.id or "", call.name), CallText(call.arguments)) for call in calls)

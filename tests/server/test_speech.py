@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pipeline.errors import ClosedError
 from pipeline.server.pools import Pools
 from pipeline.server.speech import CallBegins, Speech
 from pipeline.server.voices import Voice
@@ -56,6 +57,15 @@ def said(text, cuts=(), template=QWEN, tools=TOOLS, inside=False):
         else:
             joined.append([kind, body])
     return [tuple(each) for each in joined]
+
+
+def test_a_call_that_could_not_be_read_is_no_text(monkeypatch):
+    def gone(text, tools):
+        raise ClosedError("the engine's process has ended")
+
+    monkeypatch.setattr(DIALECTS[QWEN], "calls", gone)
+    with pytest.raises(ClosedError):
+        said('<tool_call>{"arguments": {"a": 2}, "name": "add"}</tool_call>')
 
 
 ARGUMENTS = '{"a": 1, "b": "}</tool_call>"}'
