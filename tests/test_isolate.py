@@ -436,6 +436,46 @@ def test_an_engine_s_thread_that_is_stuck_is_found_and_one_that_is_slow_or_idle_
         assert "no sign of life" in str(events[-1].error)
 
 
+def test_who_holds_a_lease_for_long_is_not_taken_for_stuck():
+    with isolated(HANGS) as engine:
+        engine.leases.take("a")
+        until(lambda: engine.leases.state("a") == "held")
+        time.sleep(5.5)
+        assert engine.leases.state("a") == "held"
+        assert engine.health()["isolate"]["restarts"] == 0
+        engine.leases.release("a")
+
+
+def test_flushes_that_wait_keep_no_text_from_being_tokenized(tmp_path):
+    kept = ("tier=[ram,disk]", f"tier.disk.path={tmp_path}", "tier.disk.reserve_gb=0")
+    with isolated("model.delay_ms=20", *kept) as engine:
+        events, reports = [], []
+        ticket = engine.submit(
+            Request("a", text="x", max_tokens=9999, ignore_eos=True), events.append
+        )
+        until(lambda: len(events) > 3)
+        flushes = [
+            threading.Thread(target=lambda: reports.append(engine.flush(4.0))) for _ in range(8)
+        ]
+        for flush in flushes:
+            flush.start()
+        time.sleep(0.2)
+        assert engine.tokenizer.encode("a")
+        assert not reports, "it is answered meanwhile"
+        ticket.cancel()
+        for flush in flushes:
+            flush.join()
+        assert all(report["durable"] for report in reports)
+
+
+def test_a_question_that_ends_its_process_is_not_asked_for_ever(tmp_path, soon):
+    with isolated(*RESUMABLE, f"tier.disk.path={tmp_path}") as engine:
+        with pytest.raises(ClosedError, match="exit code 7"):
+            engine.tokenizer.dialect.calls("deadly", [])
+        until(lambda: engine.health()["state"] == "open")
+        assert engine.health()["isolate"]["restarts"] == 3
+
+
 @pytest.mark.parametrize("resumable", [True, False])
 def test_what_is_asked_about_an_answer_on_its_way_is_asked_of_the_next_process(resumable, tmp_path):
     flow = (*RESUMABLE, f"tier.disk.path={tmp_path}") if resumable else ()
@@ -553,8 +593,10 @@ def test_a_full_queue_and_a_client_that_leaves():
 
 def test_what_cannot_cross_is_its_caller_s_error_and_nobody_else_s():
     with isolated() as engine:
-        with pytest.raises(ValueError, match="surrogates"):
-            engine.submit(Request("x", text="\ud800"), lambda event: None)
+        events = []
+        engine.submit(Request("x", text="\ud800"), events.append)
+        until(lambda: events)
+        assert isinstance(events[0].error, ValueError) and "surrogates" in str(events[0].error)
         with pytest.raises(ValueError, match="surrogates"):
             engine.tokenizer.encode("\ud800")
         assert engine.tokenizer.encode("a") and not engine._flights and not engine._calls

@@ -18,7 +18,7 @@ from pipeline.types import Delta
 class Served:
     """A recipe; from the moment that `flag` exists its process ends while it opens. A `fault` that exists
     is one of the engine's own thread, once, and one that is `stuck` hangs there. While `odd` exists, requests
-    of that name get events that have no JSON."""
+    of that name get events that have no JSON. Who has the call `deadly` read ends it."""
 
     served: Recipe
     flag: Path = Path("/nowhere")
@@ -46,8 +46,15 @@ class Served:
             turn(**what)
 
         engine._turns.turn = faulty
+        dialect = engine.tokenizer.dialect
+        dialect.calls = partial(self._read_call, dialect.calls)
         engine.submit = partial(self._submit, engine.submit)
         return engine
+
+    def _read_call(self, read, *, text, tools):
+        if text == "deadly":
+            os._exit(7)
+        return read(text, tools)
 
     def _submit(self, submit, request, deliver):
         def odd(event):

@@ -10,6 +10,9 @@ from pipeline.engine import Engine
 
 DIALECT = ("reasoning", "reasoning_ids", "tools", "native", "reads", "short_ids", "shown")
 
+# these may wait for running answers
+LONG = frozenset({"flush", "mount_adapter", "unmount_adapter"})
+
 
 def calls(engine: Engine) -> Mapping[str, Callable[..., Any]]:
     """Name -> what answers it, in plain data."""

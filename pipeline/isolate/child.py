@@ -20,7 +20,7 @@ from typing import Any
 
 from pipeline.engine import Engine, Ticket
 from pipeline.errors import ClosedError
-from pipeline.isolate.calls import calls, told_of
+from pipeline.isolate.calls import LONG, calls, told_of
 from pipeline.isolate.faults import Fault
 from pipeline.isolate.pulse import Pulse
 from pipeline.isolate.wire import (
@@ -38,7 +38,7 @@ from pipeline.isolate.wire import (
 )
 from pipeline.types import Done, Event, Failed
 
-CALLERS = 8  # calls answered at once: a flush must not keep a text from being tokenized
+CALLERS = 8  # calls answered at once, as many of those that take LONG
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 OURS = ("server", "telemetry")  # groups that the server's process uses itself
 
@@ -75,7 +75,8 @@ class Attendant:
     def __init__(self, engine: Engine, line: Line):
         self.engine, self.line = engine, line
         self._calls = calls(engine)
-        self._pool = ThreadPoolExecutor(CALLERS, "headrace-calls")
+        self._short = ThreadPoolExecutor(CALLERS, "headrace-calls")
+        self._long = ThreadPoolExecutor(CALLERS, "headrace-works")
         self._lock = threading.Lock()
         self._tickets: dict[int, Ticket | None] = {}  # of requests without a last event
         self._closing = False
@@ -90,9 +91,10 @@ class Attendant:
                     self._submit(id, request)
                 case Cancel(id=id):
                     self._cancel(id)
-                case Call():
-                    self._pool.submit(self._answer, order)
-                case Told() | Reply():  # to what could not be read
+                case Call(name=name):
+                    pool = self._long if name in LONG else self._short
+                    pool.submit(self._answer, order)
+                case Told() | Reply():  # to what could not be said or read
                     self.line.say(order)
                 case Close():
                     self._closing = True

@@ -51,8 +51,9 @@ CLOSE_S = 120.0  # for the end of a process that was told to end; it may have st
 class IsolatedEngine:
     """Everything but `open`, `drain`, `flush` and `close` returns within `CALL_S`."""
 
-    def __init__(self, served: Any):
-        self._served = served
+    def __init__(self, served: Any, again: Any = None):
+        """`again`: what those serve that are started later, if that is said otherwise."""
+        self._served, self._served_again = served, again or served
         self._lock = threading.RLock()
         self._settled = threading.Condition(self._lock)  # no longer restarting
         self._state = "new"  # new | opening | open | restarting | draining | failed | closed
@@ -124,11 +125,7 @@ class IsolatedEngine:
                 raise self._closed()
             number = next(self._numbers)
             self._flights[number] = flight
-            try:
-                self._say(Submit(number, request))
-            except ValueError:
-                del self._flights[number]
-                raise
+            self._say(Submit(number, request))
         return FarTicket(flight, partial(self._cancel, number))
 
     def _cancel(self, number: int) -> None:
@@ -219,8 +216,8 @@ class IsolatedEngine:
 
     def _ask_on(self, name: str, /, **args: Any) -> Any:
         """A question about an answer on its way, which lives as long as that does: the next process is asked
-        too, where it goes on with the answer."""
-        while True:
+        too, where it goes on with the answer, and as often."""
+        for _ in range(MOST_GOES - 1):
             try:
                 return self._ask(name, None, **args)
             except ClosedError:
@@ -228,10 +225,11 @@ class IsolatedEngine:
                     if self._state != "restarting" or not self._known.resumable:
                         raise
                     self._settled.wait_for(lambda: self._state != "restarting")
+        return self._ask(name, None, **args)
 
     def _say(self, message: Any) -> None:
         if self._process is not None:
-            self._process.line.say(self._process.line.said(message))
+            self._process.line.say(message)
 
     def _closed(self) -> ClosedError:
         if self._state == "restarting":
@@ -266,8 +264,9 @@ class IsolatedEngine:
         self._patience.begin()
         self._silence.beat()
         try:
-            served = self.adapters.served(self._served)
-            process = EngineProcess(served, silent=self._first.done())
+            later = self._first.done()
+            served = self.adapters.served(self._served_again if later else self._served)
+            process = EngineProcess(served, silent=later)
         except OSError as error:  # no memory for another one, say
             return f"it could not be started: {error}"
         with self._lock:

@@ -37,7 +37,9 @@ class Fault:
 
     @classmethod
     def of(cls, error: BaseException) -> Fault:
-        name, ours = type(error).__name__, isinstance(error, HeadraceError)
+        ours = isinstance(error, HeadraceError)
+        plain = isinstance(error, ValueError) and not ours  # is caught as one, whichever it is
+        name = "ValueError" if plain else type(error).__name__
         problems = error.problems if isinstance(error, ConfigError) else ()
         facts = dict(vars(error)) if ours and name in KNOWN else {}
         facts.pop("__notes__", None)

@@ -10,7 +10,7 @@ import json
 import queue
 import socket
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pipeline.isolate.faults import Fault
 from pipeline.types import Accepted, Delta, Done, Request
 
-BATCH = 64  # messages joined into one write
+BATCH = 64 << 10  # bytes of messages joined into one write
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Reply:
     kind: Literal["reply"] = "reply"
 
 
-Order = Submit | Cancel | Call | Close
+Order = Submit | Cancel | Call | Close | Told | Reply  # the last two in place of what has no JSON
 News = Opened | Refused | Told | Beat | Reply
 
 
@@ -120,9 +120,9 @@ def in_place_of(kind: str, id: int, error: Exception) -> Told | Reply:
 
 
 class Line:
-    """One end of the connection. `say` never waits: a thread writes. Who says what may have no JSON (what a
-    client has sent) gives `said` of it, and has the error, if there is one, to himself; else it goes `in_place_of` the
-    message. `heard` ends when the other side does."""
+    """One end of the connection. `say` never waits, however large the message: a thread makes JSON of it and writes. Of
+    what has none (what a client has sent may be so) the error goes `in_place_of` the message. `heard` ends when the
+    other side does."""
 
     def __init__(self, end: socket.socket, reads: Any):
         config = ConfigDict(ser_json_inf_nan="constants")  # a log-probability may be minus infinity
@@ -166,20 +166,23 @@ class Line:
     def _write(self) -> None:
         more = True
         while more:
-            messages = [self._waiting.get()]
-            while len(messages) < BATCH and not self._waiting.empty():
-                messages.append(self._waiting.get())
-            more = None not in messages
+            batch, more = self._batch()
             try:
-                self._end.sendall(self._encoded(m for m in messages if m is not None))
+                self._end.sendall(batch)
             except OSError:
                 return  # nobody reads any more
 
-    def _encoded(self, messages: Iterable[Any]) -> bytes:
-        return b"".join(m if isinstance(m, bytes) else self._said(m) for m in messages)
+    def _batch(self) -> tuple[bytearray, bool]:
+        """What waits, up to a full one; whether more may come."""
+        batch = bytearray()
+        while (message := self._waiting.get()) is not None:
+            batch += self._said(message)
+            if len(batch) >= BATCH or self._waiting.empty():
+                return batch, True
+        return batch, False
 
     def _said(self, message: Any) -> bytes:
         try:
-            return self.said(message)
+            return message if isinstance(message, bytes) else self.said(message)
         except Exception as error:  # whatever a value that is no plain data may do
             return self.said(in_place_of(message.kind, message.id, error))
