@@ -62,12 +62,14 @@ class Echo:
     """A prompt as it is shown before its answers."""
 
     text: str
-    first: int  # its first token
+    ids: Sequence[int]  # its tokens; none where only its text is shown
 
     @classmethod
     def of(cls, request: Request, tokenizer: Tokenizer) -> Echo:
-        ids: Sequence[int] = request.token_ids or tokenizer.encode(request.text or "")
-        return cls(tokenizer.decode(ids) if request.text is None else request.text, ids[0])
+        if request.text is None:
+            ids = request.token_ids or ()
+            return cls(tokenizer.decode(ids), ids)
+        return cls(request.text, () if request.logprobs is None else tokenizer.encode(request.text))
 
 
 def _prompt(base: Request, prompt: str | list[int], bounds: Bounds) -> Request:
@@ -134,4 +136,4 @@ class TextWriter(Chunks):
     def _entries(self, index: int, prompt: Sequence[PromptLogprob | None]) -> list[TokenLogprob]:
         """Of a scored prompt; its first token follows nothing, so its number means nothing."""
         known = [TokenLogprob(e.token_id, e.logprob, e.top) for e in prompt if e]
-        return [TokenLogprob(self._echo(index).first, 0.0), *known]
+        return [TokenLogprob(self._echo(index).ids[0], 0.0), *known]

@@ -273,3 +273,13 @@ def test_status_endpoints(engine, raw):
     assert b'headrace_requests_total{path="/ready",status="503"} 1.0' in text
     assert b"headrace_engine_rows_active 0.0" in text
     assert b"headrace_time_to_first_token_seconds_bucket" in text
+
+
+def test_an_echo_without_scores_is_shown_without_tokenizing_it(engine, client, monkeypatch):
+    def encode(text, **more):
+        raise AssertionError("the engine does that")
+
+    monkeypatch.setattr(engine.tokenizer, "encode", encode)
+    assert client.completions.create(model="any", prompt="abc", echo=True).choices[0].text == (
+        f"abc{TEXT}"
+    )
