@@ -14,9 +14,9 @@ from support import ORACLE, Running, prompt_ids, serving, together
 
 from pipeline.errors import RequestError
 from pipeline.grammars import make_grammar
-from pipeline.types import NEUTRAL, Request, Sampling
-from stages.constraints.bounds import too_much
-from stages.constraints.llguidance import LLGuidance
+from pipeline.types import NEUTRAL, Grammar, Request, Sampling
+from stages.constraints.bounds import SIZE, too_much
+from stages.constraints.llguidance import LLGuidance, _in_its_words
 from stages.constraints.none import Free
 from stages.constraints.reasoning import AfterReasoning, Marks
 from stages.models.fake import ByteTokens
@@ -410,6 +410,13 @@ def test_what_never_closes_is_read_once(kind, part):
     began = time.perf_counter()
     too_much(make_grammar(kind, part * (1 << 16), "grammar"))
     assert time.perf_counter() - began < 5
+
+
+def test_a_long_schema_beside_tools_is_not_read():
+    wanted = {"tools": [], "must": False, "many": True, "answer": '{"a":' + "[" * SIZE}
+    grammar = Grammar("tools", json.dumps(wanted), "guided_json")
+    with pytest.raises(ValueError, match=f"it may have {SIZE} characters"):
+        _in_its_words(grammar, SimpleNamespace(grammar=pytest.fail))
 
 
 def test_schemas_of_real_sizes_are_not_too_much():

@@ -35,8 +35,8 @@ _SCHEMA = re.compile(r"%json\s*(?={)")
 
 def too_much(grammar: Grammar) -> str:
     """Why it is not even tried; empty if it may be. ValueError for a schema that is no JSON."""
-    if len(grammar.source) > SIZE:
-        return f"it may have {SIZE} characters"
+    if why := too_long(grammar.source):
+        return why
     if grammar.kind in ("regex", "choice"):
         return ""  # they refer to nothing, and llguidance counts their brackets
     try:
@@ -50,6 +50,10 @@ def too_much(grammar: Grammar) -> str:
     if rules.count("&") > PATTERNS or any(map(_joins_too_much, schemas)):
         return f"parts that are joined may have {PATTERNS} patterns and formats altogether"
     return ""
+
+
+def too_long(source: str) -> str:
+    return f"it may have {SIZE} characters" if len(source) > SIZE else ""
 
 
 def _taken_apart(grammar: Grammar) -> tuple[str, list[Any]]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.errors import RequestError
 from pipeline.types import Dialect, Grammar, Matcher, Request, Target
-from stages.constraints.bounds import too_much
+from stages.constraints.bounds import too_long, too_much
 from stages.constraints.none import Free
 from stages.constraints.reasoning import after_reasoning
 
@@ -144,7 +144,10 @@ def _in_its_words(grammar: Grammar, dialect: Dialect) -> Grammar:
     """Calls of tools as the model's family marks them; any other grammar as it is."""
     if grammar.kind != "tools":
         return grammar
-    return replace(grammar, kind="lark", source=dialect.grammar(**json.loads(grammar.source)))
+    wanted = json.loads(grammar.source)
+    if why := too_long(wanted["answer"] or ""):  # a schema as text, which has not been read yet
+        raise ValueError(why)
+    return replace(grammar, kind="lark", source=dialect.grammar(**wanted))
 
 
 def _without_beginning(matcher: Any) -> str:
