@@ -46,8 +46,8 @@ def create_app(
     families: dict[str, Family] = {
         "/v1/chat/completions": Chat(),
         "/v1/completions": Completions(),
-        "/v1/messages": Messages(store),
-        "/v1/responses": (responses := Responses(store)),
+        "/v1/messages": Messages(store, pools),
+        "/v1/responses": (responses := Responses(store, pools)),
     }
     routes: list[Route | Mount] = [
         Route(

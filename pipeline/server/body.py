@@ -10,7 +10,8 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,10 +27,10 @@ T = TypeVar("T")
 _HALF = re.compile("[\ud800-\udfff]")
 DEPTH = 100  # of lists and objects in each other
 SMALL = 64 << 10  # bytes that are read in less than 10 ms, whatever they are
-VALUES, NESTED = (
-    1 << 18,
-    1 << 14,
-)  # in one body, names among them, and how many are lists and objects
+# in one body, names among them, and how many are lists and objects
+VALUES, NESTED = (1 << 18, 1 << 14)
+TOO_COMPLEX = f"more than {VALUES} values and names, or {NESTED} lists and objects"
+EARLIER = ("previous_response_id", "thread")  # name an answer that is as large as it was stored
 _SHOWN = 200  # letters of a place in the body
 
 
@@ -48,9 +49,12 @@ async def read_body(
     except TimeoutError:
         message = f"The request body did not arrive within {settings.body_s:g} s."
         raise RequestError(message, code="request_timeout", status=408) from None
-    if len(body) <= SMALL:
-        return read(parse_object(body))
-    return await pools.text(lambda: read(parse_object(body)))
+    if len(body) > SMALL:
+        return await pools.body(lambda: read(parse_object(body)))
+    value = parse_object(body)
+    if any(value.get(name) for name in EARLIER):
+        return await pools.answer(read, value)
+    return read(value)
 
 
 async def _read(request: Request, limit: int) -> bytes:
@@ -65,24 +69,42 @@ async def _read(request: Request, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-def _refuse_complex(body: bytes) -> None:
-    """What would make so many objects that the interpreter is kept from all else: what counts is not the size but how
-    many values there are outside of strings."""
-    plain = body.replace(rb"\\", b"").replace(
+def refuse_complex(texts: Sequence[bytes], what: str) -> None:
+    """JSON that together would make so many objects that the interpreter is kept from all else: what counts is not
+    the size but how many values there are outside of strings."""
+    if sum(map(len, texts)) > SMALL:
+        _refuse_many(map(_values, texts), what)
+
+
+def refuse_complex_chat(messages: Sequence[Mapping[str, Any]], param: str) -> None:
+    """A chat whose beginning is stored has the bounds of one that is sent whole."""
+    sizes = [
+        (len(level), sum(len(items) * (1 + isinstance(items, dict)) for items in level))
+        for level in _levels(list(messages))
+    ]
+    _refuse_many(sizes, f"{param}: with what this request adds, the chat has", param)
+
+
+def _refuse_many(sizes: Iterable[tuple[int, int]], what: str, param: str | None = None) -> None:
+    nested, values = map(sum, zip(*sizes, strict=True))
+    if nested > NESTED or values > VALUES:
+        raise invalid(f"{what} {TOO_COMPLEX}.", param, "body_too_complex")
+
+
+def _values(text: bytes) -> tuple[int, int]:
+    """How many lists and objects there are, and how many values and names."""
+    plain = text.replace(rb"\\", b"").replace(
         rb"\"", b""
     )  # every quote that is left begins or ends a string
     letters = np.frombuffer(plain, np.uint8)
     letters = letters[~np.logical_xor.accumulate(letters == ord('"'))]
     lists, objects, *between = (int(np.count_nonzero(letters == ord(mark))) for mark in "[{,:")
-    if lists + objects > NESTED or sum(between) > VALUES:
-        message = f"The request body has more than {VALUES} values and names, or {NESTED} lists and objects."
-        raise invalid(message, code="body_too_complex")
+    return lists + objects, sum(between)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """Clean plain data. RequestError unless it is one JSON object."""
-    if len(body) > SMALL:
-        _refuse_complex(body)
+    refuse_complex([body], "The request body has")
     odd: list[_NotFinite] = []
 
     def number(text: str) -> float | _NotFinite:
@@ -111,13 +133,16 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 def _shallow(value: Any) -> bool:
     """What is nested deeper would be too deep for one of those who read it later."""
+    return not next(islice(_levels(value), DEPTH, None), [])
+
+
+def _levels(value: Any) -> Iterator[list[Any]]:
+    """Lists and objects, level by level."""
     level = [value] if isinstance(value, dict | list) else []
-    for _ in range(DEPTH):
+    while level:
+        yield level
         inside = (v.values() if isinstance(v, dict) else v for v in level)
         level = [item for items in inside for item in items if isinstance(item, dict | list)]
-        if not level:
-            return True
-    return False
 
 
 def _below(path: str, key: str) -> str:

@@ -134,8 +134,8 @@ class ChatWriter(Chunks):
             message["tool_calls"] = [_whole_call(call) for call in voice.calls]
         return {"message": message}
 
-    def whole(self) -> dict[str, Any]:
-        return {**super().whole(), **self.prompt_scores(0)}
+    async def whole(self) -> dict[str, Any]:
+        return {**await super().whole(), **self.prompt_scores(0)}
 
 
 def _deltas(kind: type[Piece], pieces: list[Any], call: int) -> Iterable[dict[str, Any]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
-from pipeline.server.body import parse_object
+from pipeline.server.body import parse_object, refuse_complex
 from pipeline.server.errors import invalid
 from pipeline.server.schema import Body, Many, read
 
@@ -48,6 +48,7 @@ Plain = dict[str, Any]
 def plain_messages(messages: Sequence[Message]) -> tuple[tuple[Plain, ...], list[str]]:
     """What templates read, and the names of unknown fields."""
     plain, ignored = [], []
+    refuse_complex_calls(call.function for m in messages for call in m.tool_calls or ())
     for i, message in enumerate(messages):
         plain.append(_message(message, f"messages[{i}]"))
         ignored += [f"messages[{i}].{name}" for name in message.model_extra or {}]
@@ -76,6 +77,17 @@ def _message(message: Message, where: str) -> Plain:
     }
     role = "system" if message.role == "developer" else message.role
     return {"role": role, "content": content, **{k: v for k, v in more.items() if v is not None}}
+
+
+class HasArguments(Protocol):
+    arguments: str
+
+
+def refuse_complex_calls(calls: Iterable[HasArguments]) -> None:
+    """Their arguments are JSON in strings, which the body's own bounds do not count."""
+    refuse_complex(
+        [call.arguments.encode() for call in calls], "arguments: those of all calls have"
+    )
 
 
 def call_for_template(call_id: str | None, function: CalledFunction) -> Plain:

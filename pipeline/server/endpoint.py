@@ -66,7 +66,7 @@ class Generation:
             assert choice.done is not None
             await voice.hear(said)
             await voice.end(choice.done)
-        return JSON(writer.whole(), headers=warning(answer.asked.ignored))
+        return JSON(await writer.whole(), headers=warning(answer.asked.ignored))
 
 
 def bounds(engine: ServedEngine, settings: ServerSettings, request: Request) -> Bounds:

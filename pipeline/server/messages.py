@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -11,7 +11,7 @@ from pipeline.errors import RequestError
 from pipeline.grammars import make_grammar
 from pipeline.server.answer import Answer
 from pipeline.server.asked import Asked, Bounds, wanted_adapter
-from pipeline.server.body import parse_object
+from pipeline.server.body import parse_object, refuse_complex_chat
 from pipeline.server.contract import ServedEngine
 from pipeline.server.conversation import Plain, named_results
 from pipeline.server.errors import Fault, invalid
@@ -25,6 +25,7 @@ from pipeline.server.messages_schema import (
     Turn,
 )
 from pipeline.server.neutral import check_neutral
+from pipeline.server.pools import Pools
 from pipeline.server.schema import read
 from pipeline.server.speech import CallBegins, CallText, Content, Piece, Reasoning
 from pipeline.server.store import ResponseStore
@@ -34,6 +35,7 @@ from pipeline.server.voices import Call, News, voices
 from pipeline.server.writer import frame
 from pipeline.types import Done, Grammar, ReasoningBudget, Request, Sampling
 
+Keep = Callable[[Plain], Awaitable[None]]
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
 
 
@@ -49,10 +51,14 @@ class Messages:
     """The family of messages. The store has the chats of threads."""
 
     store: ResponseStore
+    pools: Pools
 
     def read(self, value: Mapping[str, Any], bounds: Bounds) -> AskedMessage:
         body = read(MessagesBody, value)
-        messages, args, box, ignored = prompt(body, bounds, self._before(body, bounds.caller.name))
+        before = self._before(body, bounds.caller.name)
+        messages, args, box, ignored = prompt(body, bounds, before)
+        if before:
+            refuse_complex_chat(messages, "thread.previous_message_id")
         user = body.metadata.user_id if body.metadata else None
         request = Request(
             id=f"msg_{uuid4().hex}",
@@ -78,8 +84,9 @@ class Messages:
         asked = answer.asked
         assert isinstance(asked, AskedMessage)
 
-        def keep(reply: Plain) -> None:
-            self.store.put(asked.owner, asked.id, {"messages": [*asked.history, reply]})
+        async def keep(reply: Plain) -> None:
+            record = {"messages": [*asked.history, reply]}
+            await self.pools.answer(self.store.put, asked.owner, asked.id, record)
 
         held = asked.body.thread is not None  # type: ignore[attr-defined]
         return MessageWriter(answer, engine, keep if held else None)
@@ -197,7 +204,7 @@ def _result(block: ToolResult) -> Plain:
 class MessageWriter:
     """Blocks one after another: each begins, grows and stops before the next."""
 
-    def __init__(self, answer: Answer, engine: ServedEngine, keep: Callable[[Plain], None] | None):
+    def __init__(self, answer: Answer, engine: ServedEngine, keep: Keep | None):
         self.voices = voices(answer, engine, "toolu_")
         self._keep = keep
         self._answer, self._model = answer, engine.target_info["name"]
@@ -225,23 +232,23 @@ class MessageWriter:
         delta = {"stop_reason": reason, "stop_sequence": stop}
         yield _event("message_delta", delta=delta, usage=self._usage(done))
 
-    def closing(self) -> Iterable[bytes]:
-        self._hold()
-        yield _event("message_stop")
+    async def closing(self) -> Iterable[bytes]:
+        await self._hold()
+        return [_event("message_stop")]
 
     def failed(self, fault: Fault) -> Iterable[bytes]:
         yield frame(fault.anthropic(), "error")
 
-    def whole(self) -> dict[str, Any]:
+    async def whole(self) -> dict[str, Any]:
         (voice,) = self.voices
         assert voice.done is not None
-        self._hold()
+        await self._hold()
         message = self._message(list(map(_block, voice.said)), *self._stopped(voice.done))
         return {**message, "usage": self._usage(voice.done)}
 
-    def _hold(self) -> None:
+    async def _hold(self) -> None:
         if self._keep is not None:
-            self._keep(self.voices[0].turn)
+            await self._keep(self.voices[0].turn)
 
     def _stop(self) -> Iterable[bytes]:
         if self._open is not None:

@@ -68,7 +68,7 @@ class Description:
 
     async def answer(self, request: Request) -> Response:
         if self._document is None:
-            self._document = await self._pools.text(document)
+            self._document = await self._pools.wait(document)
         return JSON(self._document)
 
 

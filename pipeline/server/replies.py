@@ -88,10 +88,9 @@ class Chunks:
         ending = {"logprobs": None, "finish_reason": reason, "headrace": extra(done)}
         yield self._framed([{"index": index, **self.ending(), **ending}])
 
-    def closing(self) -> Iterable[bytes]:
-        if self._usage_wanted:
-            yield frame({**self._chunk([]), "usage": self.usage()})
-        yield b"data: [DONE]\n\n"
+    async def closing(self) -> Iterable[bytes]:
+        usage = {**self._chunk([]), "usage": self.usage()}
+        return [*([frame(usage)] if self._usage_wanted else []), b"data: [DONE]\n\n"]
 
     def failed(self, fault: Fault) -> Iterable[bytes]:
         yield frame(fault.body())
@@ -102,7 +101,7 @@ class Chunks:
 
     # --- objects
 
-    def whole(self) -> dict[str, Any]:
+    async def whole(self) -> dict[str, Any]:
         choices = [self._whole_choice(i, voice) for i, voice in enumerate(self.voices)]
         return {**self._head(self.whole_name), "choices": choices, "usage": self.usage()}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from pipeline.server.answer import Answer
@@ -17,7 +17,7 @@ from pipeline.server.writer import frame
 from pipeline.types import Done
 
 Item = dict[str, Any]
-Keep = Callable[[dict[str, Any], Plain], None]
+Keep = Callable[[dict[str, Any], Plain], Awaitable[None]]
 
 
 class ResponseWriter:
@@ -54,9 +54,9 @@ class ResponseWriter:
     def ended(self, index: int, done: Done) -> Iterable[bytes]:
         yield from self._finish(_status(done))
 
-    def closing(self) -> Iterable[bytes]:
-        response = self._complete()
-        yield self._event(f"response.{response['status']}", response=response)
+    async def closing(self) -> Iterable[bytes]:
+        response = await self._complete()
+        return [self._event(f"response.{response['status']}", response=response)]
 
     def failed(self, fault: Fault) -> Iterable[bytes]:
         told = {"code": fault.code or fault.type, "message": fault.message, "param": fault.param}
@@ -66,15 +66,15 @@ class ResponseWriter:
 
     # --- the object
 
-    def whole(self) -> dict[str, Any]:
+    async def whole(self) -> dict[str, Any]:
         """Made of the same steps as the stream, so that both have the same items."""
         (voice,) = self.voices
         assert voice.done is not None
         for _ in [*self.news(0, News(voice.pieces, voice.entries)), *self.ended(0, voice.done)]:
             pass
-        return self._complete()
+        return await self._complete()
 
-    def _complete(self) -> dict[str, Any]:
+    async def _complete(self) -> dict[str, Any]:
         (voice,) = self.voices
         done = voice.done
         assert done is not None
@@ -84,7 +84,7 @@ class ResponseWriter:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         response["headrace"] = {"seed": done.seed, "timings": dict(done.timings)}
         if self._keep is not None:
-            self._keep(response, voice.turn)
+            await self._keep(response, voice.turn)
         return response
 
     def _response(self, status: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -14,6 +14,7 @@ from pipeline.errors import RequestError
 from pipeline.grammars import make_grammar
 from pipeline.server.answer import Answer
 from pipeline.server.asked import Asked, Bounds, wanted_adapter
+from pipeline.server.body import refuse_complex_chat
 from pipeline.server.caller import caller
 from pipeline.server.contract import ServedEngine
 from pipeline.server.conversation import (
@@ -21,11 +22,13 @@ from pipeline.server.conversation import (
     Plain,
     call_for_template,
     named_results,
+    refuse_complex_calls,
     text_of,
 )
 from pipeline.server.errors import JSON, invalid
 from pipeline.server.grammars import ANY_OBJECT
 from pipeline.server.neutral import check_neutral
+from pipeline.server.pools import Pools
 from pipeline.server.response_events import ResponseWriter
 from pipeline.server.responses_schema import (
     ITEMS,
@@ -57,12 +60,15 @@ class Responses:
     """The family of responses, over one store."""
 
     store: ResponseStore
+    pools: Pools
 
     def read(self, value: Mapping[str, Any], bounds: Bounds) -> AskedResponse:
         body = read(ResponsesBody, value)
         items = _items(body.input)
         before = self._before(bounds.caller.name, body.previous_response_id)
         history = named_results([*before, *_chat(items)])
+        if before:
+            refuse_complex_chat(history, "previous_response_id")
         args, budget = _thinking(body, bounds)
         demand = choice(body.tool_choice, body.parallel_tool_calls)
         box = toolbox([_tool(tool) for tool in body.tools or ()], demand)
@@ -94,25 +100,38 @@ class Responses:
         asked = answer.asked
         assert isinstance(asked, AskedResponse)
 
-        def keep(response: dict[str, Any], reply: Plain) -> None:
+        async def keep(response: dict[str, Any], reply: Plain) -> None:
             record = {"messages": [*asked.history, reply], "response": response}
-            self.store.put(asked.owner, asked.id, {**record, "input": asked.items})
+            record["input"] = asked.items
+            await self.pools.answer(self.store.put, asked.owner, asked.id, record)
 
         stored = asked.body.store is not False  # type: ignore[attr-defined]
         return ResponseWriter(answer, engine, keep if stored else None)
 
     async def stored(self, request: HTTPRequest) -> Response:
         """GET and DELETE /v1/responses/{id}"""
-        owner, name = caller(request).name, request.path_params["name"]
-        record = self._found(owner, name)
-        if request.method == "DELETE":
-            self.store.delete(owner, name)
-            return JSON({"id": name, "object": "response", "deleted": True})
-        return JSON(record["response"])
+        answer = self._deleted if request.method == "DELETE" else self._shown
+        return await self._beside(answer, request)
 
     async def input_items(self, request: HTTPRequest) -> Response:
         """GET /v1/responses/{id}/input_items"""
-        owner, name = caller(request).name, request.path_params["name"]
+        return await self._beside(self._inputs, request)
+
+    async def _beside(
+        self, answer: Callable[[str, str], Response], request: HTTPRequest
+    ) -> Response:
+        """Beside the event loop: an answer is as large as it was stored."""
+        return await self.pools.answer(answer, caller(request).name, request.path_params["name"])
+
+    def _shown(self, owner: str, name: str) -> Response:
+        return JSON(self._found(owner, name)["response"])
+
+    def _deleted(self, owner: str, name: str) -> Response:
+        self._found(owner, name)
+        self.store.delete(owner, name)
+        return JSON({"id": name, "object": "response", "deleted": True})
+
+    def _inputs(self, owner: str, name: str) -> Response:
         told = self._found(owner, name)["input"]
         items = [{"id": f"item_{i}_{name}", **item} for i, item in enumerate(told)]
         ids = {"first_id": items[0]["id"], "last_id": items[-1]["id"], "has_more": False}
@@ -145,8 +164,9 @@ def _item(value: dict[str, Any], where: str) -> Body:
     return read(ITEMS[kind], value, where)
 
 
-def _chat(items: Iterable[Body]) -> list[Plain]:
+def _chat(items: Sequence[Body]) -> list[Plain]:
     """Items as chat messages: what an assistant said and called in a row is one of its turns."""
+    refuse_complex_calls(item for item in items if isinstance(item, FunctionCall))
     found: list[Plain] = []
     for i, item in enumerate(items):
         message = _message(item, f"input[{i}]")

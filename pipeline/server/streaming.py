@@ -59,7 +59,7 @@ class EventStream(Response):
         try:
             while not self._answer.finished:
                 await self._step(send)
-            await self._say(send, self._writer.closing())
+            await self._say(send, await self._writer.closing())
         except (ClientGone, OSError):
             raise
         except Exception as error:

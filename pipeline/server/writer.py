@@ -25,16 +25,16 @@ class Writer(Protocol):
 
     def news(self, index: int, news: News) -> Iterable[bytes]: ...
     def ended(self, index: int, done: Done) -> Iterable[bytes]: ...
-    def closing(self) -> Iterable[bytes]:
-        """All choices are complete."""
+    async def closing(self) -> Iterable[bytes]:
+        """All choices are complete; what is to be stored of them is."""
         ...
 
     def failed(self, fault: Fault) -> Iterable[bytes]:
         """The stream ends here, and says so."""
         ...
 
-    def whole(self) -> dict[str, Any]:
-        """The complete object, once every choice has ended."""
+    async def whole(self) -> dict[str, Any]:
+        """The complete object, once every choice has ended; what is to be stored of it is."""
         ...
 
 
