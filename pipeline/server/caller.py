@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,11 @@ class Caller:
         None  # what its requests have, and the most they may; None: what they say
     )
     weight: float = 1.0  # its share of the server, beside others of 1
+
+    @property
+    def operator(self) -> bool:
+        """May see where things lie on this machine: settings and files. Without keys, everybody."""
+        return self.known and (self.admin or not self.name)
 
     def asks(self, user: str | None, priority: int | None, session: str | None) -> dict[str, Any]:
         """Fields of an engine request. A key's name stands for all its users: who may invent users must not
@@ -51,6 +57,11 @@ def caller(request: Request) -> Caller:
     found = request.state.caller
     assert isinstance(found, Caller)
     return found
+
+
+def shown_device(device: Mapping[str, Any], viewer: Caller) -> dict[str, Any]:
+    """Without what names files of this machine, but for the operator."""
+    return {k: v for k, v in device.items() if viewer.operator or not k.endswith("_path")}
 
 
 def admin_only(request: Request) -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 from uuid import uuid4
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from pipeline.errors import BusyError
-from pipeline.server.caller import Caller, caller
+from pipeline.server.caller import Caller, caller, shown_device
 from pipeline.server.contract import ServedEngine
-from pipeline.server.pools import Pools
+from pipeline.server.pools import Pools, Shared
 from pipeline.server.streaming import HEADERS
 from pipeline.server.writer import frame
 
@@ -31,44 +34,36 @@ class Viewers:
     def __init__(self, engine: ServedEngine, pools: Pools, period_s: float = PERIOD_S):
         self._engine, self._pools, self._period_s = engine, pools, period_s
         self._instance = uuid4().hex  # another one: the server has been started again
-        self._coming: asyncio.Future[tuple[bytes, bool]] | None = None
+        self._next = Shared(self._take)  # the next figures, and whether others may follow
         self._taken = -period_s  # when, monotonic seconds
         self._served: dict[str, Any] | None = None
         self._seats: Counter[str] = Counter()
 
     async def events(self, request: Request) -> Response:
-        found = caller(request)
-        if self._seats[_seat(found)] >= SEATS:
+        viewer = caller(request)
+        return _Events(self._news(viewer), self._seat(viewer.name or viewer.address))
+
+    @contextlib.contextmanager
+    def _seat(self, name: str) -> Iterator[None]:
+        if self._seats[name] >= SEATS:
             message = f"As many pages as may ({SEATS}) look on for this key already."
             raise BusyError(message, code="concurrency_limit_exceeded")
-        return StreamingResponse(
-            self._stream(found), media_type="text/event-stream", headers=HEADERS
-        )
-
-    async def _stream(self, viewer: Caller) -> AsyncIterator[bytes]:
-        name = _seat(viewer)
         self._seats[name] += 1
         try:
-            async for event in self._news(operator=viewer.admin or not viewer.name):
-                yield event
+            yield
         finally:
             self._seats[name] -= 1
             self._seats += Counter()  # forgets who has none
 
-    async def _news(self, *, operator: bool) -> AsyncIterator[bytes]:
+    async def _news(self, viewer: Caller) -> AsyncIterator[bytes]:
         if self._served is None:
             self._served = await self._pools.figures(self._describe)
-        yield frame(self._served if operator else {**self._served, "settings": []}, "pipeline")
+        served = {**self._served, "device": shown_device(self._served["device"], viewer)}
+        yield frame(served if viewer.operator else {**served, "settings": []}, "pipeline")
         going = True
         while going:
             figures, going = await self._next()
             yield figures
-
-    async def _next(self) -> tuple[bytes, bool]:
-        """The next figures, shared by all who wait for them, and whether others may follow."""
-        if self._coming is None or self._coming.done():
-            self._coming = asyncio.ensure_future(self._take())
-        return await asyncio.shield(self._coming)
 
     async def _take(self) -> tuple[bytes, bool]:
         await asyncio.sleep(self._taken + self._period_s - time.monotonic())
@@ -84,5 +79,15 @@ class Viewers:
         return {**served, **self._engine.describe()}
 
 
-def _seat(viewer: Caller) -> str:
-    return viewer.name or viewer.address
+class _Events(StreamingResponse):
+    """Takes its seat before anything is waited for, and has it while it lasts."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, news: AsyncIterator[bytes], seat: AbstractContextManager[None]):
+        super().__init__(news, headers=HEADERS)
+        self._seat = seat
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._seat:
+            await super().__call__(scope, receive, send)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -9,11 +10,15 @@ import socket
 import time
 
 import pytest
+from starlette.requests import Request
 
 from pipeline.errors import ConfigError
 from pipeline.server import connection
+from pipeline.server.caller import Caller
+from pipeline.server.pools import Pools
 from pipeline.server.run import serve_in_thread
 from pipeline.server.settings import ServerSettings
+from pipeline.server.viewers import Viewers
 from pipeline.types import Accepted, Delta
 
 CHAT = "/v1/chat/completions"
@@ -169,6 +174,32 @@ def test_pages_that_look_on_are_counted(place, script, monkeypatch):
                 return page.recv(100).startswith(b"HTTP/1.1 200")
 
         script.eventually(again)
+
+
+def test_seats_hold_in_a_burst(script, monkeypatch):
+    """All of them may be let in before the first is shown anything."""
+    monkeypatch.setattr("pipeline.server.viewers.SEATS", 2)
+    viewers = Viewers(script.Engine(), Pools())
+    scope = {"type": "http", "state": {"caller": Caller("alice")}}
+
+    async def never(*_):
+        await asyncio.Event().wait()
+
+    async def burst():
+        pages = [await viewers.events(Request(scope)) for _ in range(4)]
+        looking = [asyncio.create_task(page(scope, never, never)) for page in pages]
+        await asyncio.sleep(0.05)
+        refused = [task.exception() for task in looking if task.done()]
+        assert [error.code for error in refused] == ["concurrency_limit_exceeded"] * 2
+        for task in looking:
+            task.cancel()
+        await asyncio.gather(*looking, return_exceptions=True)
+        again = asyncio.create_task((await viewers.events(Request(scope)))(scope, never, never))
+        await asyncio.sleep(0.05)
+        assert not again.done(), "what was taken has been given back"
+        again.cancel()
+
+    asyncio.run(burst())
 
 
 def test_bounds_that_make_no_sense():

@@ -183,14 +183,19 @@ def test_wrong_addresses_use_up_nothing(engine, ask, keyed):
 
 
 @pytest.mark.parametrize(("name", "shown"), [("alice", False), ("boss", True)])
-def test_settings_are_the_operators(engine, keyed, name, shown):
-    """They have paths in them; the graph and the figures are everybody's."""
+def test_settings_are_the_operators(engine, keyed, ask, monkeypatch, name, shown):
+    """They have paths in them, as the device has; the graph and the figures are everybody's."""
     engine.describe = lambda: {"graph": {}, "settings": [{"path": "server.keys", "value": "/f"}]}
+    device = {"blas": "openblas", "blas_path": "/lib/blas.so"}
+    health = {"status": "ok", "state": "open", "device": device}
+    monkeypatch.setattr(engine, "health", lambda: health)
     request = urllib.request.Request(f"{keyed[1]}/events", headers=bearer(name))
     with urllib.request.urlopen(request, timeout=5) as reply:
         assert reply.readline() == b"event: pipeline\n"
         served = json.loads(reply.readline().removeprefix(b"data: "))
     assert bool(served["settings"]) == shown and served["graph"] == {}
+    told = ask("/health", None, "GET", **bearer(name))[2]["device"]
+    assert told == served["device"] == (device if shown else {"blas": "openblas"})
 
 
 def test_requests_at_a_time(engine, ask, keyed, script):
