@@ -176,9 +176,8 @@ def test_what_was_changed_is_done_again_in_an_order_in_which_there_is_room(folde
     """Of two that may be mounted, `b` goes, `w` comes and goes, `b` comes back, `a` goes, `w` comes."""
     told = f"adapters.folders={{a: {folders['a']}, b: {folders['b']}}}"
     shelf = f"adapters.shelf={Path(folders['a']).parent}"
-    recipe = Recipe.of(
-        "tiny", ["debug=none", "adapters=lora", told, shelf, "adapters.max_adapters=2"], ()
-    )
+    more = ("adapters=lora", told, shelf, "adapters.max_adapters=2")
+    recipe = Recipe.of("tiny", ["debug=none", "server.port=0", *more], ())
     far = FarMounts(lambda call, within_s, done, **asked: done())
     far.unmount("b")
     far.mount_shelved("w", "wide", 1.0)

@@ -28,7 +28,8 @@ class Served:
 
     @classmethod
     def of(cls, *overrides: str, recipe: str = "fake", **files: Path) -> Served:
-        return cls(Recipe.of(recipe, ["debug=none", *overrides], ("toy_drafters.",)), **files)
+        overrides = ("debug=none", "server.port=0", *overrides)  # whoever has 8080
+        return cls(Recipe.of(recipe, overrides, ("toy_drafters.",)), **files)
 
     def open(self):
         if self.flag.exists():
