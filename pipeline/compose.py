@@ -23,6 +23,7 @@ from hydra.core.singleton import Singleton
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 
 from pipeline.catalog import (
     ALWAYS,
@@ -33,6 +34,7 @@ from pipeline.catalog import (
     load_yaml,
     package_folder,
 )
+from pipeline.environment import counted, reads
 from pipeline.errors import ConfigError, Problem, nearest
 from pipeline.overrides import Choice, Override, Removal, Value, choice_problem, parse
 
@@ -51,6 +53,8 @@ UNUSED = tuple(
         "sweeper",
     )
 )
+
+OmegaConf.register_new_resolver("oc.env", counted(oc.env), replace=True)
 
 
 @dataclass(frozen=True)
@@ -363,12 +367,13 @@ def _resolved(node: Any, key: Any, path: str, draft: _Draft) -> Any:
         return "???"
     raw = node._get_node(key)
     reference = raw._value() if OmegaConf.is_interpolation(node, key) else None
+    before = reads()
     try:
         value = node[key]
     except OmegaConfBaseException as error:
         draft.problems.append(Problem(path, _bad_reference(str(reference), error)))
         return "???"
-    if reference and "oc.env" in reference:
+    if reference and reads() > before:
         draft.sources[path] = f"environment {reference}"
         if isinstance(value, str):
             draft.texts[path] = value

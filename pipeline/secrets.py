@@ -24,8 +24,11 @@ NAMED = re.compile(
     r"(^|[_-])(api[_-]?key|key|secret|token|password|passwd|credentials?|auth|authorization)$", re.I
 )
 SHAPED = re.compile(
-    r"\b(sk|pk|rk|hr)-[\w-]{12,}|\bhf_\w{12,}|\bgh[pousr]_\w{20,}|\bAKIA[0-9A-Z]{12,}|"
-    r"://[^/\s:@]+:[^/\s@]+@|[?&][\w-]*(key|token|secret|password|auth)=[^&\s]+|"
+    r"(?<![\w-])hr-[\w-]{43}(?![\w-])|"  # as `headrace key` makes them
+    # a long run of letters and digits: `sk-llama-3-8b-instruct` is a model
+    r"(?<![\w-])(sk|pk|rk|hr)-([\w-]*[_-])?(?i:(?=[a-z]*\d)(?=\d*[a-z])[a-z\d]{16,})[\w-]*|"
+    r"\bhf_\w{12,}|\bgh[pousr]_\w{20,}|\bAKIA[0-9A-Z]{12,}|"
+    r"://[^/?#\s@]+(:[^/\s@]+)?@|[?&][\w-]*(key|token|secret|password|auth)=[^&\s]+|"
     r"\bBearer\s+\S{8,}|-----BEGIN [A-Z ]*PRIVATE KEY"
 )
 SHORTEST = 4  # letters of a value that is looked for in messages: "1" stands in all of them

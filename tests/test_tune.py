@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
 from pipeline.cli import main
@@ -40,17 +43,20 @@ def figures(overrides):
     return found
 
 
-def runner(jobs):
-    for index, job in enumerate(jobs):
-        if "kv=paged" in job.overrides:
-            yield index, {"status": "failed", "reason": "no blocks today"}
-        else:
-            yield index, {"status": "ok", "contestants": [{"figures": figures(job.overrides)}]}
+class Runner:
+    place: Mapping[str, Any] = {}
+
+    def __call__(self, jobs):
+        for index, job in enumerate(jobs):
+            if "kv=paged" in job.overrides:
+                yield index, {"status": "failed", "reason": "no blocks today"}
+            else:
+                yield index, {"status": "ok", "contestants": [{"figures": figures(job.overrides)}]}
 
 
 def tuned(tmp_path, goal, floor=0.95, overrides=("drafter=none",)):
     wanted = Wanted("smollm2", overrides, GOALS[goal], floor, 3)
-    found = Search(wanted, tmp_path / goal, runner, lambda row, of: None)
+    found = Search(wanted, tmp_path / goal, Runner(), lambda row, of: None)
     return found, list(found.steps())
 
 
@@ -97,6 +103,19 @@ def test_the_recipe_says_what_was_meant(tmp_path):
     assert path.read_text().startswith("# Goal: mine.\ndefaults:\n  - base\n")
     with pytest.raises(ConfigError, match="is there already"):
         recipe.write(path, "", meant)
+
+
+def test_a_recipe_keeps_names_with_dots_and_what_was_set_to_nothing(tmp_path):
+    (tmp_path / "given.yaml").write_text(
+        "defaults: [base, override model: fake, override adapters: lora, _self_]\n"
+        "adapters: {folders: {v1.2: /a, v1.3: /b}}\nmodel: {context: 512}\ndevice: {threads: null}\n"
+    )
+    meant = compose(str(tmp_path / "given.yaml"), ["adapters.folders={v1.4: /c}"])
+    path = tmp_path / "mine.yaml"
+    recipe.write(path, recipe.text(meant, []), meant)
+    folders = compose(str(path)).config["adapters"]["folders"]
+    assert folders == {"v1.2": "/a", "v1.3": "/b", "v1.4": "/c"}
+    assert "threads: null" in path.read_text()
 
 
 def test_a_recipe_keeps_no_secret_and_one_that_is_wrong_is_not_left(tmp_path, monkeypatch):

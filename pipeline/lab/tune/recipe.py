@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.catalog import dump_yaml
-from pipeline.compose import Composed, compose, leaves
+from pipeline.compose import Composed, compose
 from pipeline.errors import ConfigError, Problem
 from pipeline.secrets import ENVIRONMENT, storable
 
@@ -40,18 +40,21 @@ def _written(option: Any) -> str:
 
 
 def _values(composed: Composed) -> dict[str, Any]:
+    ours = {key: node for key, node in composed.config.items() if key not in NOT_OURS}
+    return _said(storable(ours, composed.sources), composed.sources)
+
+
+def _said(node: Mapping[str, Any], sources: Mapping[str, str], path: str = "") -> dict[str, Any]:
+    """What of a mapping has to be repeated."""
     found: dict[str, Any] = {}
-    for path, value in leaves(storable(composed.config, composed.sources)):
-        source = composed.sources.get(path, "")
-        if source.startswith(SET) and path.partition(".")[0] not in NOT_OURS:
-            _put(found, path.split("."), value)
+    for key, value in node.items():
+        where = f"{path}{key}"
+        if isinstance(value, Mapping) and value:
+            if below := _said(value, sources, f"{where}."):
+                found[key] = below
+        elif sources.get(where, "").startswith(SET):
+            found[key] = value
     return found
-
-
-def _put(tree: dict[str, Any], keys: Sequence[str], value: Any) -> None:
-    for key in keys[:-1]:
-        tree = tree.setdefault(key, {})
-    tree[keys[-1]] = value
 
 
 def write(path: Path, content: str, meant: Composed) -> None:
