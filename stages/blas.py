@@ -76,7 +76,27 @@ def cmeel_openblas() -> str | None:
 
 
 def system_openblas() -> str | None:
-    return ctypes.util.find_library("openblas")
+    """Where the linker's name for it (`libopenblas.so.0`) leads to is known once it is loaded."""
+    if not (name := ctypes.util.find_library("openblas")) or os.sep in name:
+        return name
+    try:
+        return _place(ctypes.CDLL(name))
+    except OSError:
+        return None
+
+
+class _LinkMap(ctypes.Structure):
+    """What dlinfo(3) says of a library, as far as we want it."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("file", ctypes.c_char_p))
+
+
+def _place(library: ctypes.CDLL) -> str:
+    """The file that it was loaded from."""
+    found = ctypes.POINTER(_LinkMap)()
+    link_map = 2  # RTLD_DI_LINKMAP
+    ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), link_map, ctypes.byref(found))
+    return os.fsdecode(found.contents.file)
 
 
 def extension() -> str | None:
@@ -84,10 +104,29 @@ def extension() -> str | None:
     return package_file("stages", "_blas*.so")
 
 
-def files() -> list[Path]:
-    """What of these is here, as far as it has a path."""
-    places = (extension(), scipy_openblas(), cmeel_openblas(), system_openblas())
-    return [path for path in map(Path, filter(None, places)) if path.is_file()]
+def files(choice: str) -> list[Path]:
+    """What `load(choice)` takes: our extension, and the first OpenBLAS that can be loaded."""
+    own = extension() if choice in ("auto", "extension") else None
+    plain = LOADERS if choice == "auto" else (choice,)
+    finders = [find for name, find in _openblases().items() if own or name in plain]
+    other = next((path for find in finders if (path := find()) and _loads(path)), None)
+    return [Path(path) for path in (own, other) if path]
+
+
+def _openblases() -> dict[str, Callable[[], str | None]]:
+    """Best first."""
+    return {
+        "scipy-openblas32": scipy_openblas,
+        "cmeel": cmeel_openblas,
+        "system": system_openblas,
+    }
+
+
+def _loads(path: str) -> bool:
+    try:
+        return ctypes.CDLL(path) is not None
+    except OSError:
+        return False
 
 
 def load_extension() -> Blas | None:
@@ -97,12 +136,7 @@ def load_extension() -> Blas | None:
     library = ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
     library.headrace_blas_kernels.restype = ctypes.c_char_p
     kernels = library.headrace_blas_kernels().decode()
-    backings = {
-        "scipy-openblas32": scipy_openblas,
-        "cmeel": cmeel_openblas,
-        "system": system_openblas,
-    }
-    for name, find in backings.items():
+    for name, find in _openblases().items():
         if (backing := find()) and library.headrace_blas_open(os.fsencode(backing)) == 0:
             return Blas(f"extension+{name}", path, kernels, library)
     return Blas("extension", path, kernels, library)
@@ -168,5 +202,5 @@ def loaded() -> Blas | None:
     path = os.fsdecode(place.file or b"?")
     if path == extension():
         return load_extension()
-    known = {cmeel_openblas(): "cmeel", system_openblas(): "system"}
-    return Blas(known.get(path, "preloaded"), path, "", ctypes.CDLL(path))
+    name = next((name for name, find in _openblases().items() if find() == path), "preloaded")
+    return Blas(name, path, "", ctypes.CDLL(path))

@@ -183,7 +183,7 @@ class Device:
         """Files of the products that are, or would be, loaded before mlx; none where they are MLX's own."""
         kind = probable_kind() if self.kind == "auto" else self.kind
         ours = sys.platform == "linux" and kind == "cpu" and self.blas != "none"
-        return {path.name: path for path in blases.files()} if ours else {}
+        return {path.name: path for path in blases.files(self.blas)} if ours else {}
 
     def describe(self) -> Mapping[str, Any]:
         """Plain facts for /health and `doctor`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -52,11 +53,10 @@ def check(ta, tb, m, n, k, alpha=1.0, beta=0.0):
 """
 
 
-def run(code: str, *flags: str) -> str:
+def run(code: str, *flags: str, **environment: str) -> str:
     """Standard output of `code` in a fresh interpreter that imports from this tree."""
-    done = subprocess.run(
-        [sys.executable, *flags, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    command, env = [sys.executable, *flags, "-c", code], {**os.environ, **environment}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -246,6 +246,31 @@ def test_fallbacks_are_tried_in_order():
         "print(blas.load('auto', 1).name, tried, blas.load('none', 1).name)"
     )
     assert out.strip() == "cmeel ['extension', 'cmeel'] reference"
+
+
+@linux
+@needs_extension
+def test_the_systems_blas_is_known_by_its_file_and_what_is_not_loaded_is_not_told(tmp_path):
+    """On Linux its name is all that can be asked for, and the linker finds the file."""
+    soname = "libopenblas.so.0"
+    place = tmp_path / soname
+    place.write_bytes(Path(blas.extension()).read_bytes())
+    out = run(
+        "import ctypes.util\n"
+        f"ctypes.util.find_library = lambda name: {soname!r}\n" + OPEN + "from stages import blas\n"
+        "print(*Device().libraries())\n"
+        "blas.scipy_openblas = blas.cmeel_openblas = lambda: None\n"
+        "print(*Device().libraries())\n"
+        "for _ in range(2):\n"
+        "    d = Device(blas='system'); d.open(); told = d.describe()\n"
+        "    print(told['blas'], told['blas_path'], *d.libraries().values())\n",
+        LD_LIBRARY_PATH=str(tmp_path),
+    )
+    own = Path(blas.extension()).name
+    first, second, *opened = out.splitlines()
+    assert first == f"{own} {Path(blas.scipy_openblas()).name}"
+    assert second == f"{own} {soname}"
+    assert opened == [f"system {place} {place}"] * 2
 
 
 @linux

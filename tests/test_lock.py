@@ -302,11 +302,14 @@ def test_adapters_and_those_that_may_come_later_are_locked(cli, tmp_path):
 
 
 def test_another_build_of_the_kernels_is_another_platform(cli, lock, tmp_path, monkeypatch):
-    (tmp_path / "libopenblas.so").write_text("another build")
-    monkeypatch.setattr(blas, "system_openblas", lambda: str(tmp_path / "libopenblas.so"))
+    build = tmp_path / "libscipy_openblas.so"
+    build.write_bytes(Path(blas.scipy_openblas()).read_bytes() + b"another build")
+    monkeypatch.setattr(blas, "scipy_openblas", lambda: str(build))
     code, out, _ = cli("replay", lock)
     assert code == 2
-    assert "differs: platform.libraries.libopenblas.so: nothing was locked, 13 bytes" in out
+    size = build.stat().st_size
+    assert f"differs: platform.libraries.{build.name}: {size - 13:,} bytes" in out
+    assert f" was locked, {size:,} bytes" in out
     assert cli("replay", lock, "--allow-drift", "platform")[0] == 0
 
 
@@ -380,6 +383,18 @@ def test_what_is_taken_for_a_secret():
     own, _ = make_key()
     hidden = {"keys": own, "endpoint": "https://host/v1/traces?team=a&api-key=b"}
     assert storable(hidden, {}) == dict.fromkeys(hidden, HIDDEN)
+    for _ in range(200):
+        assert storable(f"told {make_key()[0]}.", {}) == HIDDEN
+    secrets = (
+        "sk-proj-Ab3dEf6hIj9lMn2pQr5t_x-y", "sk-ant-api03-" + "a1" * 20, "https://0123abcd@collector/v1",
+        "http://me:a?b@host", "pk-abcdefghij1234567890", "?x&token=abc",
+    )  # fmt: skip
+    assert [storable(text, {}) for text in secrets] == [HIDDEN] * len(secrets)
+    names = (
+        "~/models/sk-llama-3-8b-instruct", "opus-mt-en-sk-transformer-base", "hr-mistral-7b-v0.1",
+        "classla/bcms-bertic-hr-generator", "https://host/a?who=me@there", "hub/pk-qwen2-0.5b-chat",
+    )  # fmt: skip
+    assert [storable(text, {}) for text in names] == list(names)
     said = [
         "server.token=abc",
         "depth.max=3",

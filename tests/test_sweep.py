@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -22,6 +24,8 @@ from pipeline.lab import experiment, report, sweep
 from pipeline.lab.folder import LOCK, FolderError, own, write
 from pipeline.lab.jobs import Job, parse
 from pipeline.lab.lock import facts
+from pipeline.lab.runners import RayRunner
+from pipeline.lab.sides import Checked
 from pipeline.lab.table import machine
 from stages import blas
 
@@ -43,6 +47,8 @@ def recipe(folder, body, name="mine"):
 
 class Runner:
     """Runs nothing: notes what it was asked, and answers at once. Stops after `most`, as if killed."""
+
+    place: Mapping[str, Any] = {}
 
     def __init__(self, most=99, bad=()):
         self.asked, self.most, self.bad = [], most, bad
@@ -180,6 +186,11 @@ def test_what_changes_a_result_makes_another_point(tmp_path):
     runner = Runner()
     run(read("depth.max=1,2", "server.port=9999", "server.keys=mine.yaml"), folder, runner)
     assert runner.asked == []
+    elsewhere = RayRunner("10.0.0.1:6379", 2)
+    runner.place = elsewhere.place
+    assert elsewhere.place != RayRunner("10.0.0.1:6379", 4).place
+    run(read("depth.max=1,2"), folder, runner)
+    assert len(runner.asked) == 2, "what this machine measured says nothing of that one"
     runner = Runner()  # a round has more to do
     run(read("server.isolate=false,true", "telemetry.recount=false,true"), folder, runner)
     assert len(runner.asked) == 4
@@ -189,6 +200,8 @@ def test_no_secret_enters_what_a_sweep_writes(tmp_path, monkeypatch):
     monkeypatch.setenv("WHO", "a-private-name")
     said = (
         "server.hosts=[${oc.env:WHO}]",
+        "server.responses_folder=/tmp/${server.hosts.0}",  # there by way of another value
+        "server.socket=${server.responses_folder}",
         "server.log=http://me:sesame@host",
         "depth.max=1,2,x",
     )
@@ -197,7 +210,12 @@ def test_no_secret_enters_what_a_sweep_writes(tmp_path, monkeypatch):
     class Fails(Runner):
         def __call__(self, jobs):
             for index, job in enumerate(jobs):
-                assert said[1] in job.overrides, "who measures is told all"
+                assert said[3] in job.overrides, "who measures is told all"
+                if index == 0:
+                    side = Checked.of(job.recipe, job.overrides).side("x", tmp_path, 1)
+                    made = {**contestant("kv=native", 10.0, 64.0, 0.0), "config": side.config}
+                    yield index, {"status": "ok", "machine": machine(1), "contestants": [made]}
+                    continue
                 yield index, {"status": "failed", "reason": f"a-private-name: {job.overrides}"}
 
     def publish(folder, rows):
@@ -209,6 +227,7 @@ def test_no_secret_enters_what_a_sweep_writes(tmp_path, monkeypatch):
     told = "".join(written)
     assert not [word for word in ("a-private-name", "sesame", "hr-123") if word in told]
     assert "server.log=???" in told and "server.hosts=[${oc.env:WHO}]" in told
+    assert '"socket": "${server.responses_folder}"' in told
 
 
 @pytest.fixture
@@ -222,7 +241,7 @@ def point(tmp_path):
     def digest():
         said = [f"model.path={weights}", "depth.max=1,2", f"adapters.folders.a={tmp_path / 'a'}"]
         wanted = experiment.read("local", ["adapters=lora", *said], {})
-        return sweep._check(wanted, ())[0][0].digest
+        return sweep._check(wanted, (), {})[0][0].digest
 
     return digest
 
@@ -232,7 +251,7 @@ def point(tmp_path):
     [
         ("packages", lambda: {"numpy": "9.9.9"}),
         ("cpu_name", lambda: "Z80"),
-        ("_sources", lambda package: f"other {package}"),
+        ("_sources", lambda package, read: f"other {package}"),
     ],
 )
 def test_another_installation_or_machine_makes_another_point(point, monkeypatch, name, change):
@@ -258,14 +277,31 @@ def test_other_files_kernels_and_environment_make_another_point(point, tmp_path,
     digests.append(point())
     (adapter / "adapters.safetensors").write_text("{1}")
     digests.append(point())
-    (tmp_path / "libopenblas.so").write_text("another build")
-    monkeypatch.setattr(blas, "system_openblas", lambda: str(tmp_path / "libopenblas.so"))
+    build = tmp_path / "libscipy_openblas.so"
+    build.write_bytes(Path(blas.scipy_openblas()).read_bytes() + b"another build")
+    monkeypatch.setattr(blas, "scipy_openblas", lambda: str(build))
     digests.append(point())
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
     digests.append(point())
     monkeypatch.setattr(os, "cpu_count", lambda: 99)
     digests.append(point())
     assert len(set(digests)) == 7
+
+
+def test_code_of_somebody_is_of_a_points_identity_however_it_was_let_in(tmp_path, monkeypatch):
+    code = tmp_path / "somebodys_depth.py"
+    code.write_text("from stages.depth.fixed import Fixed\n\nclass Mine(Fixed):\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    wanted = read("depth._target_=somebodys_depth.Mine", "depth.max=1,2")
+
+    def digest(*allow):
+        return sweep._check(wanted, allow, {})[0][0].digest
+
+    before = digest("somebodys_depth")
+    monkeypatch.setenv("HEADRACE_ALLOW_CODE", "somebodys_depth")
+    assert digest() == before
+    code.write_text(code.read_text().replace("pass", "more = 1"))
+    assert digest() != before and digest() == digest("somebodys_depth")
 
 
 def test_a_failed_point_is_a_row_and_is_tried_again(tmp_path):

@@ -71,13 +71,13 @@ def run(args: Namespace) -> int:
 
 
 def _runner(args: Namespace) -> Runner:
-    from pipeline.lab.runners import RayRunner, local
+    from pipeline.lab.runners import LocalRunner, RayRunner
 
     if args.runner == "ray":
         return RayRunner(args.address, args.cpus)
     if args.address:
         raise UsageError("--address is of a Ray cluster. Add --runner ray")
-    return local
+    return LocalRunner()
 
 
 @contextmanager

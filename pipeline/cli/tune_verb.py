@@ -37,7 +37,7 @@ def run(args: Namespace) -> int:
     from pipeline.cli.progress import bar
     from pipeline.compose import compose
     from pipeline.lab.children import end_in_order
-    from pipeline.lab.runners import local
+    from pipeline.lab.runners import LocalRunner
     from pipeline.lab.tune import recipe
     from pipeline.lab.tune.goals import GOALS
     from pipeline.lab.tune.search import Search, Wanted
@@ -53,7 +53,7 @@ def run(args: Namespace) -> int:
         def tell(row: Any, of: int) -> None:
             say(row.label, row.number, of)
 
-        search = Search(wanted, folder, local, tell, args.allow_code)
+        search = Search(wanted, folder, LocalRunner(), tell, args.allow_code)
         for step in search.steps():
             lines.append(_told(step))
     tuned = compose(args.recipe, search.overrides)

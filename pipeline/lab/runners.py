@@ -7,17 +7,25 @@ import os
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pipeline.errors import OpenError
 from pipeline.lab.children import Child
 from pipeline.lab.jobs import Job, parse
 
 Found = tuple[int, Mapping[str, Any]]  # the job's place, and its result or why there is none
-Runner = Callable[[Sequence[Job]], Iterator[Found]]
 ROOT = Path(__file__).parents[2]
+
+
+class Runner(Protocol):
+    """Runs jobs, and gives each one's result as it comes. Results of one `place` say nothing of another."""
+
+    @property
+    def place(self) -> Mapping[str, Any]: ...
+
+    def __call__(self, jobs: Sequence[Job], /) -> Iterator[Found]: ...
 
 
 def run_here(job: str) -> Mapping[str, Any]:
@@ -40,10 +48,14 @@ def _path() -> str:
     return f"{ROOT}{os.pathsep}{before}" if before else str(ROOT)
 
 
-def local(jobs: Sequence[Job]) -> Iterator[Found]:
+class LocalRunner:
     """One at a time: two on one machine would measure each other."""
-    for index, job in enumerate(jobs):
-        yield index, run_here(job.to_json())
+
+    place: Mapping[str, Any] = {}
+
+    def __call__(self, jobs: Sequence[Job]) -> Iterator[Found]:
+        for index, job in enumerate(jobs):
+            yield index, run_here(job.to_json())
 
 
 class RayRunner:
@@ -53,6 +65,7 @@ class RayRunner:
 
     def __init__(self, address: str | None = None, cpus: int = 1, workers: int | None = None):
         self.address, self.cpus, self.workers = address, cpus, workers
+        self.place = {"ray": address, "cpus": cpus}
 
     def __call__(self, jobs: Sequence[Job]) -> Iterator[Found]:
         ray = _ray()

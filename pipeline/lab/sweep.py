@@ -61,7 +61,7 @@ def run(
 ) -> list[Row]:
     """All rows, in order. ConfigError if no point fits together, or a metric can come of none; before
     that nothing is written. `finish` writes tables and report, while the folder is still ours."""
-    rows, jobs = _check(experiment, allow)
+    rows, jobs = _check(experiment, allow, runner.place)
     mark = {"kind": "sweep", "of": str(_whose(experiment))}
     with own(folder, mark, again=True):
         sweep_leftovers(folder)
@@ -87,13 +87,14 @@ def _whose(experiment: Experiment) -> Path | str:
     return experiment.name if shipped else experiment.path
 
 
-def _check(experiment: Experiment, allow: Sequence[str]) -> tuple[list[Row], dict[int, Job]]:
+def _check(
+    experiment: Experiment, allow: Sequence[str], place: Mapping[str, Any]
+) -> tuple[list[Row], dict[int, Job]]:
     """Each point composed: those that do not fit together have failed already."""
     rows: dict[str, Row] = {}
     jobs, refused = {}, []
     checked: list[Checked] = []
-    names = [prefix.partition(".")[0] for prefix in allow]
-    facts = {"code": here.code(names), "packages": here.packages(), "cores": os.cpu_count()}
+    facts = {"place": place, "packages": here.packages(), "cores": os.cpu_count()}
     for point in experiment.points:
         job = _job(experiment, point, allow)
         row = Row(len(rows) + 1, point.label, typed(point.overrides))
@@ -146,7 +147,7 @@ def _given(experiment: Experiment, checked: Sequence[Checked]) -> None:
 
 def identify(job: Job, checked: Checked, facts: Mapping[str, Any]) -> str:
     """The content address of a point: another digest is another measurement. `facts` are of all points:
-    packages, sources, cores."""
+    where it runs, packages, cores."""
     server = checked.config["server"]
     asked = {name: value for name, value in server.items() if name not in (*PLACE, "port")}
     requests = checked.workload.path
@@ -155,7 +156,7 @@ def identify(job: Job, checked: Checked, facts: Mapping[str, Any]) -> str:
         {
             **facts,
             "config": {**checked.config, "server": asked},
-            "allow": list(job.allow),
+            "code": here.code(checked.config, _digest),
             "threads": checked.threads,
             "repeats": job.repeats,
             "quality_tokens": job.quality_tokens,

@@ -34,7 +34,7 @@ def here(built: Pipeline) -> dict[str, Any]:
         "choices": storable(built.choices, {}),
         "config": storable(built.config, built.composed.sources),
         "graph": digest(as_dict(built.graph)),
-        "code": code(target.partition(".")[0] for target in _targets(built.config)),
+        "code": code(built.config),
         "artifacts": artifacts(built),
         "packages": packages(),
         "platform": platform(built.parts["device"]),
@@ -128,9 +128,10 @@ def _switches() -> dict[str, str]:
     return {name: chosen[name] for name in sorted(chosen) if not name.endswith("_THREADS")}
 
 
-def code(packages: Iterable[str]) -> dict[str, str]:
-    """Digest of each package's sources, ours first."""
-    return {name: _sources(name) for name in dict.fromkeys([*OWN, *packages])}
+def code(config: Mapping[str, Any], read: Read = file_digest) -> dict[str, str]:
+    """Digest of the sources of each package that a configuration names, ours first."""
+    named = (target.partition(".")[0] for target in _targets(config))
+    return {name: _sources(name, read) for name in dict.fromkeys([*OWN, *named])}
 
 
 def _targets(node: Any) -> Iterator[str]:
@@ -142,7 +143,7 @@ def _targets(node: Any) -> Iterator[str]:
                 yield from _targets(value)
 
 
-def _sources(package: str) -> str:
+def _sources(package: str, read: Read) -> str:
     """Digest of a package's source files, by their place in it."""
     spec = find_spec(package)
     places = list(spec.submodule_search_locations or ()) if spec else []
@@ -154,4 +155,4 @@ def _sources(package: str) -> str:
     ]
     if not places and spec and spec.origin:
         files = [("", Path(spec.origin))]
-    return digest({name: file_digest(path) for name, path in sorted(files)})
+    return digest({name: read(path) for name, path in sorted(files)})
