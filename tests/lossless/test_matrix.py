@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from itertools import combinations, product
 
@@ -149,3 +150,16 @@ def test_the_page():
     assert "| suffix  | no (1) |" in text
     assert "\n1. too wide.\n" in text
     assert "2 cells: 1 work, 0 fail, 1 are refused (50.0%). 9 tokens were compared" in text
+
+
+def test_a_cell_that_hangs_is_not_waited_for(monkeypatch, tmp_path):
+    worker = (
+        "import json, sys, time\n"
+        "if json.load(sys.stdin)['cells'][0]['family'] == 'gemma4': time.sleep(600)"
+    )
+    monkeypatch.setattr(run, "WORKER", ("-c", worker))
+    monkeypatch.setattr(run, "write_heads", lambda folder: Heads({"llama": {}, "gemma4": {}}))
+    axes, began = Axes.read(["family=llama,gemma4", "drafter=suffix"]), time.monotonic()
+    with pytest.raises(run.MatrixError, match="a worker ended after 0 of"):
+        run.run(axes, cover=False, workers=2, report=lambda one: None)
+    assert time.monotonic() - began < 60

@@ -10,13 +10,14 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event
+from threading import Lock
 from typing import Any
 
 from pipeline.lab.children import Child, output
 from pipeline.lab.matrix.cells import FAMILIES, Axes, Cell, Heads, cells, pairwise
 from pipeline.lab.matrix.worker import LENGTH, Outcome, cell_of
 
+WORKER = ("-m", "pipeline.lab.matrix.worker")
 COVERED = 8  # tokens of an answer where only a cover is tried
 Report = Callable[[Outcome], None]
 
@@ -33,22 +34,45 @@ def run(axes: Axes, *, cover: bool, workers: int, report: Report) -> list[Outcom
         wanted = list((pairwise if cover else cells)(axes, heads))
         length = COVERED if cover else LENGTH
         jobs = [[c for c in wanted if c.family == family] for family in axes.family]
-        with ThreadPoolExecutor(workers) as pool, _stopping(pool) as stop:
+        with ThreadPoolExecutor(workers) as pool, _stopping(pool) as under_way:
             done = [
-                pool.submit(_job, job, heads, length, place, report, stop) for job in jobs if job
+                pool.submit(_job, job, heads, length, place, report, under_way)
+                for job in jobs
+                if job
             ]
             return [outcome for one in done for outcome in one.result()]
 
 
+class UnderWay:
+    """Worker processes that run, until no more are wanted."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._lock, self._processes = Lock(), list[Child]()
+
+    def add(self, process: Child) -> None:
+        with self._lock:
+            self._processes.append(process)
+            if self.stopped:
+                process.kill()
+
+    def stop(self) -> None:
+        """At once, whatever they do: the pool waits for their ends, and a cell may hang."""
+        with self._lock:
+            self.stopped = True
+            for process in self._processes:
+                process.kill()
+
+
 @contextmanager
-def _stopping(pool: ThreadPoolExecutor) -> Iterator[Event]:
+def _stopping(pool: ThreadPoolExecutor) -> Iterator[UnderWay]:
     """If the block ends by an exception (Ctrl-C is one), what runs is not waited for."""
-    stop = Event()
+    under_way = UnderWay()
     try:
-        yield stop
+        yield under_way
     except BaseException:
-        stop.set()
         pool.shutdown(wait=False, cancel_futures=True)
+        under_way.stop()
         raise
 
 
@@ -59,7 +83,12 @@ def write_heads(folder: Path) -> Heads:
 
 
 def _job(
-    job: Sequence[Cell], heads: Heads, length: int, folder: str, report: Report, stop: Event
+    job: Sequence[Cell],
+    heads: Heads,
+    length: int,
+    folder: str,
+    report: Report,
+    under_way: UnderWay,
 ) -> list[Outcome]:
     asked = {
         "folder": folder,
@@ -68,9 +97,9 @@ def _job(
         "cells": [asdict(cell) for cell in job],
     }
     found = []
-    with closing(_worker(asked)) as outcomes:
+    with closing(_worker(asked, under_way)) as outcomes:
         for outcome in outcomes:
-            if stop.is_set():
+            if under_way.stopped:
                 return []
             report(outcome)
             found.append(outcome)
@@ -79,9 +108,10 @@ def _job(
     return found
 
 
-def _worker(asked: Mapping[str, Any]) -> Generator[Outcome]:
+def _worker(asked: Mapping[str, Any], under_way: UnderWay) -> Generator[Outcome]:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with Child(["-m", "pipeline.lab.matrix.worker"], text=True, **pipes) as process:
+    with Child(WORKER, text=True, **pipes) as process:
+        under_way.add(process)
         assert process.stdin and process.stdout
         try:
             json.dump(asked, process.stdin)
