@@ -84,8 +84,8 @@ def build(planned: Plan) -> Pipeline:
     used = list(dict.fromkeys(name for names in planned.phases.values() for name in names))
     stages = {name: maker.make(planned.stages[name]) for name in used}
     settings = {group: maker.make(spec) for group, spec in planned.settings.items()}
-    if maker.problems:
-        raise ConfigError(maker.problems)
+    if problems := [*maker.problems, *_unsent(planned.composed, settings.get("telemetry"))]:
+        raise ConfigError(problems)
     graph = _graph(planned, parts, stages)
     graph.check(lambda group, abilities: _able(planned, group, abilities))
     phases = {phase: list(names) for phase, names in planned.phases.items()}
@@ -162,6 +162,18 @@ def _graph(planned: Plan, parts: Mapping[str, Any], stages: Mapping[str, Any]) -
 def _groups(spec: Spec) -> list[str]:
     filled = [source(name, kind) for name, kind in spec.signature.parts.items()]
     return [group for group in filled if group]
+
+
+def _unsent(composed: Composed, telemetry: Any) -> Iterator[Problem]:
+    """What is said of spans where none are sent. A recipe's may stay when they are typed away."""
+    sources = composed.sources
+    typed = (composed.chosen_by.get("telemetry"), sources.get("telemetry.spans"))
+    for name in ("endpoint", "content"):
+        where = f"telemetry.{name}"
+        meant = sources.get(where) == "command line" or "command line" not in typed
+        if telemetry and not telemetry.spans and getattr(telemetry, name) and meant:
+            what = "does nothing where no spans are sent."
+            yield Problem(where, what, "Add telemetry=otel")
 
 
 def _offer(part: Any, chosen: Any) -> Offer:

@@ -255,9 +255,7 @@ class _Check:
     def _elsewhere(self, group: str, key: str) -> str:
         """Options that take this key instead."""
         files = self.composed.options(group)
-        found = [
-            f"{group}={name}" for name, file in files.items() if key in (load_yaml(file) or ())
-        ]
+        found = [f"{group}={name}" for name, file in files.items() if key in _option(file)]
         return f"Choose what takes it: {', '.join(found)}." if found else ""
 
     def _fitted(self, where: str, value: Any, annotation: Any) -> Any:
@@ -350,6 +348,15 @@ def _flat(specs: Iterable[Any]) -> Iterator[Spec]:
             yield from _flat(spec.nested.values())
         elif isinstance(spec, list):
             yield from _flat(spec)
+
+
+def _option(file: Path) -> Mapping[str, Any]:
+    """An option's settings; none of a file that is no option, as one beside a recipe may be."""
+    try:
+        found = load_yaml(file)
+    except ConfigError:
+        return {}
+    return found if isinstance(found, Mapping) else {}
 
 
 def _camel(name: str) -> str:

@@ -18,7 +18,7 @@ class Telemetry:
     to standard error, one line a row. With `recount`, every round ends with a recount of all rows;
     what does not add up is an AssertionError, which costs the rows and is logged. With `spans` a server
     sends an OpenTelemetry span for each request to `endpoint`, with `content` also what was asked and
-    answered. ValueError for those two without it, and for an address that is none."""
+    answered. ValueError for an address that is none."""
 
     def __init__(
         self,
@@ -31,11 +31,7 @@ class Telemetry:
     ):
         self.trace, self.recount = trace, recount
         self.spans, self.endpoint, self.content = spans, endpoint, content
-        idle = "" if spans else "does nothing where no spans are sent. Add telemetry=otel"
-        refuse(
-            endpoint="" if endpoint is None else idle or _no_endpoint(endpoint),
-            content=idle if content else "",
-        )
+        refuse(endpoint="" if endpoint is None else _no_endpoint(endpoint))
 
     def round(self, batch: Batch) -> None:
         """Called when a round has been committed."""

@@ -321,6 +321,33 @@ def test_spans_that_would_go_nowhere_and_keys_nobody_takes_are_told_before_anyth
     assert refused(url, "telemetry.content=true", "server.port=99999")[1:] == told
 
 
+def test_a_recipes_spans_are_typed_away(tmp_path):
+    path = tmp_path / "spans.yaml"
+    chosen, said = (
+        "override telemetry: otel, ",
+        "telemetry: {content: true, endpoint: 'http://c:4318'}\n",
+    )
+    path.write_text(f"defaults: [base, override model: fake, {chosen}_self_]\n{said}")
+    recipe = str(path)
+    for typed in ("telemetry=quiet", "telemetry=trace", "telemetry.spans=false"):
+        assert not built(typed, recipe=recipe).settings["telemetry"].spans
+    (told,) = refused("telemetry=quiet", "telemetry.content=true", recipe=recipe)
+    assert told.startswith("telemetry.content: does nothing where no spans are sent.")
+    path.write_text(path.read_text().replace(chosen, ""))
+    assert len(refused(recipe=recipe)) == 2
+
+
+def test_files_beside_a_recipe_that_are_no_options_hide_no_problem(tmp_path):
+    (tmp_path / "mine.yaml").write_text("defaults: [base, override model: fake, _self_]\n")
+    (tmp_path / "depth").mkdir()
+    for name, text in {"bad": "a: [", "number": "3", "text": "bounds", "list": "[bounds]"}.items():
+        (tmp_path / "depth" / f"{name}.yaml").write_text(text)
+    told = refused("depth.bounds=3", "server.port=x", recipe=str(tmp_path / "mine.yaml"))
+    assert len(told) == 2
+    assert told[0].startswith("depth.bounds: depth=fixed takes no 'bounds'.")
+    assert "depth=text" not in told[0] and "depth=list" not in told[0]
+
+
 def test_a_key_is_refused_by_its_path_and_never_by_a_class():
     """Whoever typed `server.keyss` has not heard of ServerSettings."""
     groups = [g for g in (*PARTS, *SETTINGS) if g not in ("tier", "draft_model")]
