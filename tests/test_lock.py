@@ -101,7 +101,8 @@ def test_it_serves_what_is_still_the_same(cli, lock, monkeypatch):
         return 0
 
     monkeypatch.setattr("pipeline.server.run.run_server", run_server)
-    assert cli("serve", lock)[0] == 0
+    code, _, err = cli("serve", lock)
+    assert code == 0, err
     code, out, err = cli(
         "serve", lock, "server.port=9", "--allow-drift", "config.server,artifacts.adapters"
     )
