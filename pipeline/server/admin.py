@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from pipeline.server.answer import hang_up
 from pipeline.server.caller import admin_only
 from pipeline.server.contract import Leases, ServedEngine
 from pipeline.server.errors import JSON, dump
@@ -72,7 +73,7 @@ class Lease(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = uuid4().hex
-        gone = asyncio.create_task(_hang_up(receive))
+        gone = asyncio.create_task(hang_up(receive))
         try:
             await self._pools.figures(self._leases.take, name)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -98,8 +99,3 @@ class Lease(Response):
                 silent_s += LOOK_S
                 continue
             told, silent_s = state, 0.0
-
-
-async def _hang_up(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

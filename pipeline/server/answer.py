@@ -108,8 +108,7 @@ class Answer:
         self._metrics.answered(self.outcome)
 
     async def _await_hang_up(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await hang_up(receive)
         self._channel.hang_up()
 
     async def _next(self, timeout_s: float | None) -> list[Stamped]:
@@ -153,6 +152,12 @@ class Answer:
             return self.outcome
         reasons = {choice.done.finish_reason for choice in self.choices if choice.done}
         return "length" if "length" in reasons else "stop"
+
+
+async def hang_up(receive: Receive) -> None:
+    """Returns once the client has closed its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _refuse_cut(done: Done) -> None:
