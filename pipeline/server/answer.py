@@ -101,6 +101,7 @@ class Answer:
         """Cancel what still runs."""
         if self._watch is not None:
             self._watch.cancel()
+            self._watch = None  # its error holds our frames: a cycle, and the prompt with it
         if not self.finished:
             for ticket in self._tickets:
                 ticket.cancel()

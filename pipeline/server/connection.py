@@ -53,6 +53,7 @@ class Connection(H11Protocol):
         self._forget_deadline()
         self._forget_rest()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn leaves it where the client reset: 5 s with all there was
 
     def pause_writing(self) -> None:
         super().pause_writing()

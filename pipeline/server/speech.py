@@ -59,7 +59,7 @@ class CallWords:
 
 Piece = Content | Reasoning | CallBegins | CallText
 Heard = Piece | CallWords
-State = Callable[[bool], Iterator[Heard]]
+State = Callable[["Speech", bool], Iterator[Heard]]  # unbound: no cycle for the collector
 
 
 class Speech:
@@ -72,7 +72,7 @@ class Speech:
         reasoning = dialect.reasoning if dialect else None
         self._begin_reasoning, self._end_reasoning = reasoning or ("", "")
         self._held = ""  # arrived, and not yet known what it is
-        self._state: State = self._think if inside else self._open
+        self._state: State = Speech._think if inside else Speech._open
         self._fresh = True  # nothing of the reasoning has been given out
         self._json = JSONEnd()
 
@@ -88,7 +88,7 @@ class Speech:
         """Run states until one is left that waits for more."""
         while True:
             state = self._state
-            yield from state(final)
+            yield from state(self, final)
             if self._state == state:
                 return
 
@@ -99,9 +99,9 @@ class Speech:
         text = self._held.lstrip()
         if mark and text.startswith(mark):
             self._held = text[len(mark) :]
-            self._state = self._think
+            self._state = Speech._think
         elif not mark or final or not mark.startswith(text):
-            self._state = self._answer
+            self._state = Speech._answer
         yield from ()
 
     def _think(self, final: bool) -> Iterator[Heard]:
@@ -112,12 +112,12 @@ class Speech:
         if text:
             yield Reasoning(text)
         if found:
-            self._state = self._skip
+            self._state = Speech._skip
 
     def _skip(self, final: bool) -> Iterator[Heard]:
         self._held = self._held.lstrip()
         if self._held:
-            self._state = self._answer
+            self._state = Speech._answer
         yield from ()
 
     def _answer(self, final: bool) -> Iterator[Heard]:
@@ -128,7 +128,7 @@ class Speech:
         if text:
             yield Content(text)
         if found:
-            self._state = self._call
+            self._state = Speech._call
 
     def _call(self, final: bool) -> Iterator[Heard]:
         end = self._end_call
@@ -137,12 +137,12 @@ class Speech:
         if head and (at < 0 or head.end() <= at):
             yield CallBegins("", _name(head[1]))
             self._held, self._json = self._held[head.end() :], JSONEnd()
-            self._state = self._arguments
+            self._state = Speech._arguments
         elif at >= 0 or final:
             body = self._held if at < 0 else self._held[:at]
             self._held = "" if at < 0 else self._held[at + len(end) :]
             yield CallWords(body, self._begin_call + body + (end if at >= 0 else ""))
-            self._state = self._skip
+            self._state = Speech._skip
 
     def _arguments(self, final: bool) -> Iterator[Heard]:
         end = self._json.find(self._held)
@@ -151,7 +151,7 @@ class Speech:
         if text:
             yield CallText(text)
         if end is not None:
-            self._state = self._close
+            self._state = Speech._close
 
     def _close(self, final: bool) -> Iterator[Heard]:
         """To the mark; what else stands before it is not part of any call."""
@@ -159,10 +159,10 @@ class Speech:
         at = self._held.find(end) if end else -1
         if at >= 0:
             self._held = self._held[at + len(end) :]
-            self._state = self._skip
+            self._state = Speech._skip
         elif final:
             self._held = REST.sub("", self._held, count=1)
-            self._state = self._skip
+            self._state = Speech._skip
         yield from ()
 
     # --- parts of them
