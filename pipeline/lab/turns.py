@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import queue
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -20,7 +21,7 @@ from pipeline.lab.worker import Stamps, round_seconds
 LONG_TOKENS = 4096
 ROWS = (8, 16, 32)
 FINISHED = 500  # requests
-FEW = 5
+FEW = 5  # times that a round is measured
 TOKENS = 24
 
 
@@ -33,8 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     import pipeline
 
     settings = ("drafter=none", "tier=none", f"limits.max_rows={max(ROWS)}")
-    with pipeline.load(args.recipe, *settings) as engine:
-        print(json.dumps([MEASURES[args.what](engine) for _ in range(args.repeats)]))
+    found = []
+    for _ in range(args.repeats):  # an engine each: none has seen the requests of those before it
+        with pipeline.load(args.recipe, *settings) as engine:
+            found.append(MEASURES[args.what](engine))
+    print(json.dumps(found))
     return 0
 
 
@@ -76,16 +80,17 @@ def rows(engine: Any) -> Mapping[str, float]:
 
 
 def finished(engine: Any) -> Mapping[str, float]:
-    """Seconds of a round before and after many requests have come and gone: the best of a few, since a
-    fifth of a millisecond is soon disturbed and each first one still warms up."""
+    """Seconds of a round before and after many requests have come and gone: the median of a few times, since
+    a fifth of a millisecond is soon disturbed."""
 
-    def best() -> float:
-        return min(round_seconds(engine, 4) for _ in range(FEW))
+    def usual() -> float:
+        return statistics.median(round_seconds(engine, 4) for _ in range(FEW))
 
-    before = best()
+    round_seconds(engine, 4)  # warms up
+    before = usual()
     for index in range(FINISHED):
         engine.generate(f"Request {index}", max_tokens=2, ignore_eos=True)
-    return {"before": before, "after": best()}
+    return {"before": before, "after": usual()}
 
 
 MEASURES: Mapping[str, Callable[[Any], Mapping[str, Any]]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import stat
 from collections.abc import Callable, Iterator
@@ -15,6 +16,9 @@ BACKLOG = 128
 UNSENT = 16 << 10  # bytes that the kernel keeps of what a reader has no room for; else megabytes
 TRIED = 20  # ports after the one that was asked for
 USUAL = 8080
+OWN_FILES = (
+    256  # that this process may hold open beside its connections: saved states, weights, logs
+)
 OTHER_SOCKET = "Try another server.socket, in a folder of your own"
 
 
@@ -29,6 +33,17 @@ def listening(host: str, port: int, path: str | None) -> Iterator[list[socket.so
             with _explained(path, lambda: OTHER_SOCKET):
                 listeners.append(stack.enter_context(_unix(Path(path).expanduser())))
         yield listeners
+
+
+def allow_files(connections: int) -> None:
+    """Raise this process's soft limit of open files, 256 on macOS, to what so many connections need, as far as
+    its hard one lets: a connection for which there is no file is dropped without a word."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + OWN_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if resource.RLIM_INFINITY != soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def refuse_taken(host: str, port: int, path: str | None) -> None:

@@ -15,7 +15,7 @@ from pipeline.server.app import create_app
 from pipeline.server.connection import Connection
 from pipeline.server.contract import ServedEngine
 from pipeline.server.drain import FLUSH_S, DrainingServer, SignalledServer
-from pipeline.server.listening import listening, url
+from pipeline.server.listening import allow_files, listening, url
 from pipeline.server.settings import ServerSettings
 from pipeline.server.spans.provider import Tracing
 
@@ -35,6 +35,7 @@ def run_server(
     `announce` gets one line with the address once it is bound. OpenError if the port is taken.
     """
     server: DrainingServer | None = None
+    allow_files(settings.max_connections)
     try:
         with listening(settings.host, settings.port, settings.socket) as listeners:
             announce(f"Headrace serves {engine.target_info['name']} at {url(listeners[0])}")
@@ -79,6 +80,7 @@ def _config(app: ASGIApp, settings: ServerSettings, patience_s: int) -> uvicorn.
     return uvicorn.Config(
         app,
         http=Bounded,
+        loop="uvloop",
         h11_max_incomplete_event_size=settings.max_header_bytes,
         proxy_headers=False,  # anybody may write those
         lifespan="off",

@@ -7,6 +7,8 @@ import contextlib
 import hashlib
 import json
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -210,3 +212,18 @@ def test_bounds_that_make_no_sense():
         "server.unread_s",
         "server.bodies_bytes",
     ]
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "becomes"), [(64, 4000, 768), (64, 100, 100), (900, 4000, 900)]
+)
+def test_files_for_all_connections(soft, hard, becomes):
+    code = f"""
+import resource
+from pipeline.server.listening import allow_files
+resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
+allow_files(512)
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == [str(becomes), str(hard)]
