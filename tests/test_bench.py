@@ -176,7 +176,7 @@ def test_the_texts_are_in_the_package(name):
 
 def test_who_begins_a_round_changes_and_results_keep_their_places():
     order = []
-    bench = Bench(Field({}, 1), 1, pairs=4, say=lambda text: None)
+    bench = Bench(Field({}, {}), 1, pairs=4, say=lambda text: None)
     works = [lambda index, name=name: order.append(name) or name for name in "abc"]
     assert bench.alternate("x", works) == [["a", "b", "c"]] * 4
     assert "".join(order) == "abcbcacababc"

@@ -212,7 +212,7 @@ def test_no_secret_enters_what_a_sweep_writes(tmp_path, monkeypatch):
             for index, job in enumerate(jobs):
                 assert said[3] in job.overrides, "who measures is told all"
                 if index == 0:
-                    side = Checked.of(job.recipe, job.overrides).side("x", tmp_path, 1)
+                    side = Checked.of(job.recipe, job.overrides).side("x", tmp_path)
                     made = {**contestant("kv=native", 10.0, 64.0, 0.0), "config": side.config}
                     yield index, {"status": "ok", "machine": machine(1), "contestants": [made]}
                     continue

@@ -42,7 +42,7 @@ def run(args: Namespace) -> int:
 
     end_in_order()
     ours = Checked.of(args.recipe, args.overrides, args.allow_code)
-    theirs = against(args.against, ours) if args.against else None
+    theirs = None if args.against is None else against(args.against, ours)
     started = time.strftime("%Y%m%d-%H%M%S")
     folder = args.out or Path("runs") / "bench" / f"{ours.name}-{started}"
     with own(folder, {"kind": "bench", "of": ours.name}, again=False):
@@ -62,23 +62,23 @@ def measured(ours: Checked, theirs: Checked | str | None, repeats: int) -> dict[
     with tempfile.TemporaryDirectory(prefix="headrace-") as place, bar() as say:
         sides = _sides(ours, theirs, Path(place))
         try:
-            passes = measure(sides, ours.workload, repeats, ours.threads, say)
+            passes = measure(sides, ours.workload, repeats, say)
         except BenchError as error:
             if error.code in (None, 2):
                 raise HeadraceError(str(error)) from error
             raise
-    return result(sides, passes, ours.threads)
+    return result(sides, passes)
 
 
 def _sides(ours: Checked, theirs: Checked | str | None, place: Path) -> list[Side]:
     from pipeline.lab.sides import rival
 
-    sides = [ours.side(ours.name, place, ours.threads)]
+    sides = [ours.side(ours.name, place)]
     if isinstance(theirs, str):
-        sides.append(rival(theirs, ours, place, ours.threads))
+        sides.append(rival(theirs, ours, place))
     elif theirs is not None:
         name = theirs.name if theirs.name != ours.name else f"{theirs.name} (against)"
-        sides.append(theirs.side(name, place, ours.threads))
+        sides.append(theirs.side(name, place))
     return sides
 
 

@@ -39,7 +39,7 @@ def run(args: Namespace) -> int:
 def _locks(args: Namespace) -> int:
     from dataclasses import asdict
 
-    from pipeline.lab.lock.drift import differences
+    from pipeline.lab.lock.drift import differences, probes_apart
     from pipeline.lab.lock.file import read
 
     if len(args.overrides) != 1 or "=" in args.overrides[0]:
@@ -47,7 +47,8 @@ def _locks(args: Namespace) -> int:
             "a lock is compared with another one: headrace diff A.lock.yaml B.lock.yaml"
         )
     (other,) = args.overrides
-    found = differences(asdict(read(args.recipe)), asdict(read(other)))
+    ours, theirs = read(args.recipe), read(other)
+    found = differences(asdict(ours), asdict(theirs)) + probes_apart(ours.probes, theirs.probes)
     print(f"{args.recipe} -> {other}")
     print("\n".join(f"  {one.told('in the other')}" for one in found) or "no difference")
     return 2 if found else 0

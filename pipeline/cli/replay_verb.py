@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pipeline.cli.arguments import add_drift, add_recipe
+
+if TYPE_CHECKING:
+    from pipeline.lab.lock.drift import Difference
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -24,17 +29,22 @@ def run(args: Namespace) -> int:
     lock = read(args.recipe)
     locked = Locked(lock, args.overrides, args.allow_code, allowances(args.allow_drift))
     locked.check_names()
+    _tell(locked.drift, locked.allowed)
     apart = 0
     with Engine(locked.pipeline) as engine:
-        locked.look_at_the_model(engine)
-        bad = locked.refused
-        for one in locked.drift:
-            print(
-                f"{'differs' if one in bad else 'allowed'}: {one if one in bad else one.told('here')}"
-            )
+        _tell(locked.look_at_the_model(engine), locked.allowed)
         for name, tokens, parting in replayed(engine, lock.probes):
             apart += parting is not None
             print(parting or f"probe {name}: {tokens} tokens, all equal", flush=True)
+    bad = len(locked.refused)
     same = "every token is the locked one" if not apart else f"probes that differ: {apart}"
-    print(f"{same}; other differences: {len(bad)}" if bad else same)
+    print(f"{same}; other differences: {bad}" if bad else same)
     return 2 if apart or bad else 0
+
+
+def _tell(found: Sequence[Difference], allowed: Sequence[str]) -> None:
+    from pipeline.lab.lock.drift import refused
+
+    bad = refused(found, allowed)
+    for one in found:
+        print(f"differs: {one}" if one in bad else f"allowed: {one.told('here')}", flush=True)

@@ -129,7 +129,8 @@ def measure(
     failures: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as place:
         folder = Path(place) / "smollm2-float32"
-        with Field(commands(folder, args.threads), args.threads) as field:
+        named = commands(folder, args.threads)
+        with Field(named, dict.fromkeys(named, args.threads)) as field:
             bench = Bench(field, args.threads, args.pairs, wanted)
             for line in LINES:
                 if names := set(line.figures) & set(wanted):

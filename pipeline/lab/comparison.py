@@ -34,7 +34,7 @@ def warm_up(workload: Workload) -> list[Arrival]:
 
 
 def measure(
-    sides: Sequence[Side], workload: Workload, repeats: int, threads: int, say: Say = silent
+    sides: Sequence[Side], workload: Workload, repeats: int, say: Say = silent
 ) -> list[list[Pass]]:
     """Each side's passes, in processes of their own and by turns, as `Bench.compare` has it: the
     servers are started in both orders, once a half. BenchError if one does not start or answer."""
@@ -52,19 +52,20 @@ def measure(
         return drive(one, workload.arrivals(turn), workload.clients)
 
     say(f"{sides[0].name}: starts", 0, of)
-    with Field({side.name: side.command for side in sides}, threads) as field:
-        bench = Bench(field, threads, repeats, say=lambda text: None)
+    commands = {side.name: side.command for side in sides}
+    with Field(commands, {side.name: side.threads for side in sides}) as field:
+        bench = Bench(field, sides[0].threads, repeats, say=lambda text: None)
         rounds = bench.compare("passes", [side.name for side in sides], ask, warm)
     say("done", of, of)
     return [list(passes) for passes in zip(*rounds, strict=True)]
 
 
-def result(sides: Sequence[Side], passes: Sequence[Sequence[Pass]], threads: int) -> dict[str, Any]:
+def result(sides: Sequence[Side], passes: Sequence[Sequence[Pass]]) -> dict[str, Any]:
     """All that was measured, and with what: what `result.json` holds."""
     contestants = [_contestant(side, own) for side, own in zip(sides, passes, strict=True)]
     found: dict[str, Any] = {
         "format": FORMAT,
-        "machine": machine(threads),
+        "machine": machine(sides[0].threads),
         "versions": versions(),
         "workload": (sides[0].config or {}).get("workload"),
         "repeats": len(passes[0]),
@@ -85,6 +86,7 @@ def _contestant(side: Side, passes: Sequence[Pass]) -> dict[str, Any]:
         "overrides": list(side.overrides),
         "choices": side.choices,
         "config": side.config,
+        "threads": side.threads,
         "blas": passes[0].blas or None,
         "figures": figures(passes),
         **totals(passes),

@@ -9,19 +9,20 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.lab.children import Child
-from pipeline.lab.sse import BenchError, Reply, get, post
+from pipeline.lab.sse import BenchError, Refused, Reply, get, post
 
 START_S = 180.0
+TAIL = 2000  # bytes of a log that are told
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def threads_here() -> int:
-    """BLAS threads of every contestant: all cores but one, the client's."""
+    """BLAS threads where nobody says how many: all cores but one, the client's."""
     return max(1, (os.cpu_count() or 1) - 1)
 
 
@@ -67,10 +68,10 @@ class Contestant:
                 error.code = code
                 raise error
             try:
-                get(self.port, "/health")
+                self.get("/health")
                 self.complete("Hello", max_tokens=1)
                 return
-            except (OSError, BenchError):
+            except BenchError:
                 time.sleep(0.2)
         raise BenchError(f"{self.name} did not start in {START_S:.0f} s:\n{self._tail()}")
 
@@ -79,9 +80,29 @@ class Contestant:
             self._process.end()
         self._log.close()
 
+    def get(self, path: str) -> bytes:
+        with self._logged():
+            return get(self.port, path)
+
+    def post(self, path: str, body: Mapping[str, Any], leave_after: int | None = None) -> Reply:
+        with self._logged():
+            return post(self.port, path, body, leave_after=leave_after)
+
+    @contextlib.contextmanager
+    def _logged(self) -> Iterator[None]:
+        """A BenchError with the end of its log, which may say why there was no whole answer."""
+        try:
+            yield
+        except Refused:
+            raise
+        except BenchError as error:
+            raise BenchError(f"{self.name}: {error}\n{self._tail()}") from error
+
     def _tail(self) -> str:
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")[-2000:]
+        """Read where it is: the process writes at the position of the file that both have."""
+        log = self._log.fileno()
+        start = max(0, os.fstat(log).st_size - TAIL)
+        return os.pread(log, TAIL, start).decode(errors="replace")
 
     def rss_bytes(self) -> int:
         """Resident memory of the process (Linux)."""
@@ -110,17 +131,16 @@ class Contestant:
     def complete(self, prompt: str, **fields: Any) -> Reply:
         """A raw text completion, greedy unless said otherwise."""
         body = {"prompt": prompt, "temperature": 0.0, **fields}
-        return post(self.port, "/v1/completions", body)
+        return self.post("/v1/completions", body)
 
     def chat(self, text: str, **fields: Any) -> Reply:
         messages = [{"role": "user", "content": text}]
-        return post(
-            self.port, "/v1/chat/completions", {"messages": messages, "temperature": 0.0, **fields}
-        )
+        body = {"messages": messages, "temperature": 0.0, **fields}
+        return self.post("/v1/chat/completions", body)
 
     def blas(self) -> str:
         """What it says of its products; empty for those that do not say."""
-        device = json.loads(get(self.port, "/health")).get("device")
+        device = json.loads(self.get("/health")).get("device")
         return f"{device['blas']} {device['kernels']}".strip() if device else ""
 
     def setting(self, name: str) -> str:
@@ -149,7 +169,7 @@ def _peak(process: Path) -> int:
 class Field:
     """Contestants by name, started when first asked for and stopped together. A context manager."""
 
-    def __init__(self, commands: Mapping[str, Sequence[str]], threads: int):
+    def __init__(self, commands: Mapping[str, Sequence[str]], threads: Mapping[str, int]):
         self._commands, self._threads = commands, threads
         self._running: dict[str, Contestant] = {}
         self.blas: set[str] = set()  # of ours, as they said
@@ -164,7 +184,7 @@ class Field:
         """These, loaded and waiting. One starts after the other: loading is work too."""
         for name in names:
             if name not in self._running:
-                one = Contestant(name, self._commands[name], self._threads)
+                one = Contestant(name, self._commands[name], self._threads[name])
                 self._running[name] = one
                 one.start()
                 one.wait()

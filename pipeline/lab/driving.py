@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.lab.contestants import Contestant
-from pipeline.lab.sse import BenchError, Reply, get, post
+from pipeline.lab.sse import Refused, Reply
 from pipeline.lab.workload import Arrival
 from pipeline.types import Request
 
@@ -38,7 +38,7 @@ def drive(one: Contestant, arrivals: Sequence[Arrival], clients: int) -> Pass:
     def ask(arrival: Arrival) -> Reply:
         time.sleep(max(0.0, began + arrival.at - time.perf_counter()))
         path, said = body(arrival.request)
-        return post(one.port, path, said, leave_after=arrival.leave_after)
+        return one.post(path, said, arrival.leave_after)
 
     with ThreadPoolExecutor(clients) as pool:
         replies = list(pool.map(ask, arrivals))
@@ -66,8 +66,8 @@ def body(request: Request) -> tuple[str, dict[str, Any]]:
 def stats(one: Contestant) -> Mapping[str, Any]:
     """What it tells of itself; empty for contestants that do not."""
     try:
-        found: Mapping[str, Any] = json.loads(get(one.port, "/stats"))
-    except (BenchError, ValueError):
+        found: Mapping[str, Any] = json.loads(one.get("/stats"))
+    except (Refused, ValueError):
         return {}
     return found
 

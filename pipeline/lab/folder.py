@@ -27,17 +27,20 @@ def own(folder: Path, mark: Mapping[str, Any], *, again: bool) -> Iterator[Path]
     """The folder, locked, while the block runs. It is made if it is not there; with `again` one that
     bears the same mark is gone on with. FolderError for any other that exists, and while another run
     has it. If the block fails before anything but the mark was written, the folder is gone again."""
-    existed = folder.exists()
-    _check(folder, mark, again)
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK)
     try:
+        existed = folder.exists()
+        _check(folder, mark, again)
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / LOCK)
         lock.acquire(timeout=0)
     except Timeout:
         what = (
             f"another run writes into {folder}. Wait until it ends, or choose another: --out FOLDER"
         )
         raise FolderError(what) from None
+    except OSError as error:
+        what = f"{folder} cannot be written: {error.strerror}. Choose another: --out FOLDER"
+        raise FolderError(what) from error
     try:
         _check(folder, mark, again)  # another run may have come and gone meanwhile
         write(folder / MARK, json.dumps(mark, indent=1))

@@ -60,9 +60,8 @@ def _measured(job: Job) -> dict[str, Any]:
 
     checked = Checked.of(job.recipe, job.overrides, job.allow)
     with TemporaryDirectory(prefix="headrace-") as folder:
-        side = checked.side(checked.name, Path(folder), checked.threads)
-        passes = measure([side], checked.workload, job.repeats, checked.threads)
-        found = result([side], passes, checked.threads)
+        side = checked.side(checked.name, Path(folder))
+        found = result([side], measure([side], checked.workload, job.repeats))
     if job.quality_tokens:
         found["contestants"][0]["figures"] |= quality(job)
     return found

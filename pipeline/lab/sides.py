@@ -29,6 +29,7 @@ class Side:
 
     name: str
     command: tuple[str, ...]
+    threads: int  # of BLAS
     recipe: str = ""
     overrides: tuple[str, ...] = ()
     choices: Mapping[str, Any] | None = None
@@ -44,13 +45,16 @@ class Checked:
     overrides: tuple[str, ...]
     allow: tuple[str, ...]
     built: Pipeline
-    threads: int
+    threads: int  # of BLAS
 
     @classmethod
-    def of(cls, recipe: str, overrides: Sequence[str], allow: Sequence[str] = ()) -> Checked:
-        """ConfigError or GraphError with all that is wrong."""
+    def of(
+        cls, recipe: str, overrides: Sequence[str], allow: Sequence[str] = (), usual: int = 0
+    ) -> Checked:
+        """ConfigError or GraphError with all that is wrong. `usual`: its threads where it sets none; 0:
+        as many as anybody's here."""
         built = build(plan(compose(recipe, overrides), allow=allow))
-        threads = built.config["device"].get("threads") or threads_here()
+        threads = built.config["device"].get("threads") or usual or threads_here()
         checked = cls(recipe, tuple(overrides), tuple(allow), built, threads)
         if problems := _problems(checked.workload, checked.choices, built.phases):
             raise ConfigError(problems)
@@ -75,7 +79,7 @@ class Checked:
     def name(self) -> str:
         return Path(self.recipe).stem
 
-    def side(self, name: str, folder: Path, threads: int) -> Side:
+    def side(self, name: str, folder: Path) -> Side:
         """What it writes to a disk tier goes to `folder`, unless the recipe says where: a measurement
         finds no state of an earlier one, and leaves none."""
         own = [*self.overrides, *(f"server.{name}={value}" for name, value in PLACE.items())]
@@ -83,9 +87,11 @@ class Checked:
         if disk is not None and disk.get("path") is None:
             own.append(f"tier.disk.path={folder / name}")
         allowed = [word for prefix in self.allow for word in ("--allow-code", prefix)]
-        command = [*headrace(self.recipe, *own, threads=threads), *allowed]
-        said, told = typed(self.overrides), storable(self.built.config, self.built.composed.sources)
-        return Side(name, tuple(command), self.recipe, said, dict(self.choices), told)
+        command = [*headrace(self.recipe, *own, threads=self.threads), *allowed]
+        said, config = typed(self.overrides), self.built.config
+        ran = {**config, "device": {**config["device"], "threads": self.threads}}
+        told = storable(ran, self.built.composed.sources)
+        return Side(name, tuple(command), self.threads, self.recipe, said, dict(self.choices), told)
 
 
 def _problems(
@@ -119,8 +125,13 @@ def against(name: str, ours: Checked) -> Checked | str:
             raise ConfigError([Problem("--against", what, "Choose another workload.")])
         _weights(ours)
         return name
-    recipe, *overrides = shlex.split(name)
-    return Checked.of(recipe, overrides, ours.allow)
+    try:
+        recipe, *overrides = shlex.split(name)
+    except ValueError:  # no word, or a quote that is left open
+        what = f"wants {', '.join(RIVALS)}, or a recipe with its overrides, got '{name}'."
+        hint = "Try: --against 'smollm2 kv=kv4'"
+        raise ConfigError([Problem("--against", what, hint)]) from None
+    return Checked.of(recipe, overrides, ours.allow, usual=ours.threads)
 
 
 def _weights(ours: Checked) -> str:
@@ -134,13 +145,13 @@ def _weights(ours: Checked) -> str:
     raise ConfigError([Problem("--against", what, "Try: model=smollm2, or model=local")])
 
 
-def rival(name: str, ours: Checked, folder: Path, threads: int) -> Side:
+def rival(name: str, ours: Checked, folder: Path) -> Side:
     """mlx-lm's own server on the same weights."""
     weights = _weights(ours)
     where = Path(weights) if weights else folder / "smollm2-float32"
     prepare = () if weights else ("-m", "stages.baseline", "prepare", str(where))
-    command = mlx_lm(where, RIVALS[name], threads)
-    return Side(name, tuple(command), prepare=prepare)
+    command = mlx_lm(where, RIVALS[name], ours.threads)
+    return Side(name, tuple(command), ours.threads, prepare=prepare)
 
 
 def prepare(side: Side) -> None:

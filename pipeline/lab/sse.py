@@ -27,6 +27,10 @@ class BenchError(RuntimeError):
     code: int | None = None
 
 
+class Refused(BenchError):
+    """It answered, and said itself why not: its log need not be read."""
+
+
 @dataclass
 class Reply:
     """One streamed answer; seconds count from `began`, when the request was about to be sent."""
@@ -73,7 +77,8 @@ class Reply:
 
 
 def events(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
-    """The JSON of each `data:` line up to `[DONE]`; comments and blank lines are passed over."""
+    """The JSON of each `data:` line up to `[DONE]`; comments and blank lines are passed over. EOFError
+    without `[DONE]`: where nothing tells its length, an answer that breaks off only ends."""
     for line in lines:
         if not line.startswith(b"data:"):
             continue
@@ -81,6 +86,7 @@ def events(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
         if data == b"[DONE]":
             return
         yield json.loads(data)
+    raise EOFError("it ended without [DONE]")
 
 
 def take(reply: Reply, event: Mapping[str, Any], now: float) -> None:
@@ -108,18 +114,18 @@ def post(
     leave_after: int | None = None,
 ) -> Reply:
     """Stream one completion from 127.0.0.1:`port`, or its first `leave_after` pieces of text.
-    BenchError if it is refused or breaks off."""
+    Refused, or BenchError if it breaks off."""
     data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}})
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
-    connection.connect()
-    sock = connection.sock  # the response may take it away from the connection
-    reply = Reply(began=time.perf_counter())
-    with contextlib.closing(connection):
+    with _whole(), contextlib.closing(connection):
+        connection.connect()
+        sock = connection.sock  # the response may take it away from the connection
+        reply = Reply(began=time.perf_counter())
         headers = {"Content-Type": "application/json"}
         connection.request("POST", path, data.encode(), headers)
         response = connection.getresponse()
         if response.status != 200:
-            raise BenchError(f"HTTP {response.status}: {response.read(500)!r}")
+            raise Refused(f"HTTP {response.status}: {response.read(500)!r}")
         for event in events(_lines(response, sock)):
             take(reply, event, time.perf_counter() - reply.began)
             if leave_after is not None and len(reply.times) >= leave_after:
@@ -151,10 +157,19 @@ def order(place: str, path: str) -> bytes:
 
 
 def _plain(connection: http.client.HTTPConnection, method: str, path: str) -> bytes:
-    with contextlib.closing(connection):
+    with _whole(), contextlib.closing(connection):
         connection.request(method, path)
         response = connection.getresponse()
         body = response.read()
         if response.status != 200:
-            raise BenchError(f"{method} {path}: HTTP {response.status}")
+            raise Refused(f"{method} {path}: HTTP {response.status}")
         return body
+
+
+@contextlib.contextmanager
+def _whole() -> Iterator[None]:
+    """BenchError for an answer that does not come, or breaks off."""
+    try:
+        yield
+    except (http.client.HTTPException, OSError, EOFError, ValueError) as error:
+        raise BenchError(f"no whole answer: {error}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Any
 
 from pipeline.compose import leaves
@@ -87,6 +87,32 @@ def _apart(name: str, one: Any, two: Any) -> Iterator[tuple[str, Any, Any]]:
         return
     for key in dict.fromkeys([*one, *two]):
         yield from _apart(f"{name}.{key}", one.get(key, ABSENT), two.get(key, ABSENT))
+
+
+def probes_apart(
+    locked: Iterable[Mapping[str, Any]], other: Iterable[Mapping[str, Any]]
+) -> list[Difference]:
+    """Of two locks: each probe that was asked otherwise, or answered otherwise, from which token on."""
+    one, two = ({probe["name"]: probe for probe in probes} for probes in (locked, other))
+    return [
+        Difference(f"probes.{name}.{place}", before, after)
+        for name in dict.fromkeys([*one, *two])
+        for place, before, after in _parting(one.get(name, {}), two.get(name, {}))
+    ]
+
+
+def _parting(one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Where they part, if they do. Scores do not count: they move with the machine."""
+    for key in ("prompt", "wanted", "prompt_tokens"):
+        asked, otherwise = (str(probe.get(key, ABSENT)) for probe in (one, two))
+        if asked != otherwise:
+            yield key, asked, otherwise
+            return
+    answers = zip_longest(one["token_ids"], two["token_ids"], fillvalue="the end")
+    for at, (token, came) in enumerate(answers):
+        if token != came:
+            yield f"token {at}", token, came
+            return
 
 
 def without_newcomers(locked: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -80,24 +81,35 @@ def refuse_place(path: Path) -> None:
     """ConfigError if a lock cannot be written there: asked before any work is done."""
     if not path.name.endswith(SUFFIX) or path.name == SUFFIX:
         raise _problem(path, f"a lock's name ends with {SUFFIX}.", f"Try: -o {path.stem}{SUFFIX}")
-    if path.exists():
-        raise _problem(path, "is there already.", "Take another name, or remove it first.")
-    if not path.parent.is_dir():
-        raise _problem(path, f"there is no folder {path.parent}.", "Make it first.")
+    with _unfinished(path) as partial:
+        if path.exists():
+            raise _problem(path, "is there already.", "Take another name, or remove it first.")
+        if not path.parent.is_dir():
+            raise _problem(path, f"there is no folder {path.parent}.", "Make it first.")
+        partial.touch()
 
 
 def write(lock: Lock, path: Path) -> None:
     """Whole or not at all."""
     refuse_place(path)
     text = HEAD.format(recipe=lock.recipe, date=lock.made["date"], name=path.name)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with _unfinished(path) as partial:
         partial.write_text(text + dump_yaml(asdict(lock)), encoding="utf-8")
         partial.replace(path)
+
+
+@contextlib.contextmanager
+def _unfinished(path: Path) -> Iterator[Path]:
+    """A file beside it, gone at the end. ConfigError for what the system does not let us do."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield partial
     except OSError as error:
-        raise _problem(path, f"cannot be written: {error.strerror}.", "") from error
+        what = f"cannot be written: {error.strerror}."
+        raise _problem(path, what, f"Try another folder: -o FOLDER/{path.name}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 HEAD = """\

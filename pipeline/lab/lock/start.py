@@ -68,9 +68,11 @@ class Locked:
         """HeadraceError for a name in `allowed` that there is not."""
         check_names(self.allowed, self.sections, self.drift)
 
-    def look_at_the_model(self, engine: Engine) -> None:
-        """What could not be known before it was open."""
-        self.drift += differences(self.sections, {"model": facts.of_the_model(engine)})
+    def look_at_the_model(self, engine: Engine) -> list[Difference]:
+        """What differs that could not be known before it was open."""
+        found = differences(self.sections, {"model": facts.of_the_model(engine)})
+        self.drift += found
+        return found
 
     @property
     def refused(self) -> list[Difference]:

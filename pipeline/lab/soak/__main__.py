@@ -78,8 +78,8 @@ def _soaked(args: argparse.Namespace) -> Soaked:
     """ConfigError for a recipe that is wrong, before a server is started."""
     checked = Checked.of(args.recipe, args.overrides)
     with tempfile.TemporaryDirectory(prefix="headrace-soak-") as folder:
-        side = checked.side(args.recipe, Path(folder), checked.threads)
-        one = Contestant(args.recipe, side.command, checked.threads)
+        side = checked.side(args.recipe, Path(folder))
+        one = Contestant(args.recipe, side.command, side.threads)
         one.start()
         try:
             one.wait()
