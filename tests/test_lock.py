@@ -159,6 +159,17 @@ def test_a_file_that_is_missing_and_one_that_is_new(cli, lock, home, tmp_path):
     assert "- artifacts.model: config.json, " in err and "No such folder: /nowhere/m" in err
 
 
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(b"no weights")])
+def test_replay_prints_what_differs_though_nothing_can_be_loaded(cli, lock, home, tmp_path, spoil):
+    shutil.copytree(home / "model", tmp_path / "model")
+    spoil(tmp_path / "model" / "model.safetensors")
+    place = f"model.path={tmp_path / 'model'}"
+    code, out, err = cli("replay", lock, place, "--allow-drift", "config")
+    assert code == 2 and f"cannot load {tmp_path / 'model'}: " in err
+    assert "allowed: config.model.path: " in out
+    assert "differs: artifacts.model" in out and "all equal" not in out
+
+
 def test_one_package_version(cli, lock, tmp_path, monkeypatch):
     folder = tmp_path / "numpy-9.9.9.dist-info"
     folder.mkdir()
@@ -321,6 +332,8 @@ def test_where_a_lock_is_written(cli, lock, tmp_path):
         in cli("lock", "tiny", "-o", "x.yaml")[2]
     )
     assert "there is no folder" in cli("lock", "tiny", "-o", tmp_path / "no" / "x.lock.yaml")[2]
+    code, _, err = cli("lock", "tiny", "-o", tmp_path / f"{'x' * 300}.lock.yaml")
+    assert code == 2 and "cannot be written: " in err and "asking the probes" not in err
     code, _, err = cli("lock", "score", "model=fake", "-o", tmp_path / "x.lock.yaml")
     assert code == 2 and "answers nothing" in err
     code, _, err = cli("lock", "local", "model.path=/nowhere/m", "-o", tmp_path / "x.lock.yaml")
@@ -347,6 +360,26 @@ def test_two_locks(cli, lock, tmp_path):
         f"Name a file: {lock.parent}/model/NAME.lock.yaml"
         in cli("diff", lock, lock.parent / "model")[2]
     )
+
+
+def test_two_locks_that_differ_in_nothing_but_their_answers(cli, lock, tmp_path):
+    was, probes = (load_yaml(lock)["probes"] for _ in range(2))
+    probes[0]["token_ids"][5] += 1
+    probes[1]["token_ids"].pop()
+    probes[2]["prompt"] = "Why?"
+    del probes[3]
+    code, out, _ = cli("diff", lock, altered(lock, tmp_path, probes=probes))
+    assert code == 2
+    token, ids = was[0]["token_ids"][5], was[1]["token_ids"]
+    first, second, third, fourth = out.splitlines()[1:]
+    assert first == f"  probes.greedy.token 5: {token} was locked, {token + 1} is in the other"
+    at = len(ids) - 1
+    assert second == f"  probes.drawn.token {at}: {ids[-1]} was locked, the end is in the other"
+    assert third.startswith("  probes.long.prompt: ")
+    assert third.endswith("… was locked, Why? is in the other")
+    assert fourth.startswith("  probes.form.prompt: Describe a river as JSON. was locked, nothing")
+    was[0]["logprobs"][5] -= 0.0001  # another machine rounds otherwise
+    assert cli("diff", lock, altered(lock, tmp_path, probes=was))[0] == 0
 
 
 def test_no_secret_enters(cli, tmp_path, monkeypatch):

@@ -17,11 +17,11 @@ from pipeline.cli import main
 from pipeline.errors import ConfigError
 from pipeline.lab import children
 from pipeline.lab.comparison import compare, same_answers, warm_up
-from pipeline.lab.contestants import Contestant
-from pipeline.lab.driving import Pass, less
+from pipeline.lab.contestants import Contestant, threads_here
+from pipeline.lab.driving import Pass, drive, less
 from pipeline.lab.metrics import METRICS, figures, percentile, totals
-from pipeline.lab.sides import Checked, against
-from pipeline.lab.sse import BenchError, Reply
+from pipeline.lab.sides import Checked, against, rival
+from pipeline.lab.sse import BenchError, Refused, Reply
 from pipeline.lab.workload import Workload
 from stages.device import Device
 
@@ -124,6 +124,28 @@ def test_a_measurement_has_a_disk_tier_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("ours", "theirs", "threads"),
+    [
+        ([], "fake", (threads_here(), threads_here())),
+        ([], "fake device.threads=3", (threads_here(), 3)),
+        (["device.threads=3"], "fake", (3, 3)),
+        (["device.threads=3"], "fake device.threads=4", (3, 4)),
+    ],
+)
+def test_each_side_has_the_threads_that_it_sets(tmp_path, ours, theirs, threads):
+    one = Checked.of("fake", ours)
+    sides = (one.side("one", tmp_path), against(theirs, one).side("other", tmp_path))
+    for side, count in zip(sides, threads, strict=True):
+        assert side.threads == side.config["device"]["threads"] == count
+        assert side.command[-1] == f"device.threads={count}"
+
+
+def test_mlx_lm_has_the_threads_of_the_recipe(tmp_path):
+    side = rival("mlx_lm", Checked.of("smollm2", ["device.threads=3"]), tmp_path)
+    assert side.threads == 3 and side.command[-2:] == ("--threads", "3")
+
+
+@pytest.mark.parametrize(
     ("overrides", "text"),
     [
         (["workload=json", "constraint=none"], "workload: asks for answers by a JSON schema"),
@@ -167,7 +189,11 @@ def test_bench_measures_two_recipes_by_turns_and_writes_what_it_found(
         "server.hosts=[${oc.env:WHO}, sk-abcdefghij1234567890]",
     ]
     monkeypatch.setenv("WHO", "a-private-name")
-    other = "fake model.layers=2 model.delay_ms=2 drafter=none 'server.log=http://me:sesame@host'"
+    threads = threads_here() + 1
+    other = (
+        f"fake model.layers=2 device.threads={threads} model.delay_ms=2 drafter=none "
+        "'server.log=http://me:sesame@host'"
+    )
     code = main([*words, "--against", other, "--repeats", "2", "--out", str(out)])
     said = capsys.readouterr().out
     assert code == 0
@@ -180,6 +206,8 @@ def test_bench_measures_two_recipes_by_turns_and_writes_what_it_found(
     assert found["repeats"] == 2 and found["versions"]["headrace"]
     assert ours["choices"]["drafter"] == "random" and theirs["choices"]["drafter"] == "none"
     assert ours["config"]["model"]["layers"] == 2
+    assert (ours["threads"], theirs["threads"]) == (threads - 1, threads)
+    assert theirs["config"]["device"]["threads"] == threads
     device = Device()
     device.open()
     told = device.describe()
@@ -249,6 +277,67 @@ def test_the_memory_of_a_servers_children_is_counted():
         for place in one._processes()[1:]:
             os.kill(int(place.name), signal.SIGKILL)
         one.stop()
+
+
+DIES = r"""
+import os, socket
+listener = socket.create_server(("127.0.0.1", {port}))
+while True:
+    connection, _ = listener.accept()
+    asked = b""
+    while not asked.endswith(b"}" if asked.startswith(b"POST") else b"\r\n\r\n"):
+        asked += connection.recv(65536)
+    if asked.startswith(b"POST"):
+        connection.sendall(SAID)
+        print("out of memory", flush=True)
+        os._exit(1)
+    connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+    connection.close()
+"""
+EVENT = b'data: {"choices": [{"text": "Hel"}]}\n\n'
+CHUNK = b"%x\r\n%s\r\n" % (len(EVENT), EVENT)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNK,
+        b"HTTP/1.0 200 OK\r\n\r\n" + EVENT,  # as mlx-lm answers
+        b"HTTP/1.0 200 OK\r\n\r\n" + EVENT[:20],
+    ],
+)
+def test_a_server_that_dies_in_mid_answer_is_told_with_its_log(said):
+    one = Contestant("fake", ["-c", DIES.replace("SAID", repr(said))], 1)
+    one.start()
+    try:
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            try:
+                one.get("/health")
+            except Refused:
+                break
+            except BenchError:
+                time.sleep(0.05)
+        with pytest.raises(BenchError, match=r"fake: no whole answer: [^\n]+\nout of memory"):
+            drive(one, Workload(requests=1).arrivals(0), 1)
+    finally:
+        one.stop()
+
+
+@pytest.mark.parametrize("other", ["", " ", "fake 'x"])
+def test_who_it_is_measured_against_can_be_read(tmp_path, capsys, other):
+    assert main(["bench", "fake", "--against", other, "--out", str(tmp_path / "new")]) == 2
+    told = "--against: wants mlx_lm, mlx_lm_blas, or a recipe with its overrides, got "
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["file/new", "x" * 300])
+def test_where_nothing_can_be_written_is_told_before_anything_starts(tmp_path, capsys, name):
+    (tmp_path / "file").touch()
+    assert main(["bench", "fake", "--out", str(tmp_path / name)]) == 2
+    told = capsys.readouterr().err
+    assert f"{tmp_path / name} cannot be written: " in told and "--out FOLDER" in told
 
 
 def test_bench_leaves_nothing_where_the_server_does_not_start(tmp_path, capsys):

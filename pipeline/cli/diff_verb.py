@@ -1,5 +1,5 @@
 """`headrace diff RECIPE [OTHER] [key=value …]`: from base to it, or from it to another recipe; of two
-locks, everything that was locked."""
+locks, everything that was locked (of answers the tokens)."""
 
 from __future__ import annotations
 

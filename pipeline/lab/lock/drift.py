@@ -169,5 +169,5 @@ def short(value: Any) -> str:
         return f"{value['bytes']:,} bytes ({value['digest'][:12]})"
     if isinstance(value, Mapping):
         value = ", ".join(map(str, value)) or ABSENT
-    text = str(value) if value != "" else "''"
+    text = str(value).replace("\n", r"\n") if value != "" else "''"
     return text if len(text) <= 100 else f"{text[:97]}…"
