@@ -21,7 +21,7 @@ from pipeline.leases import Leases
 from pipeline.mounting import Mounts
 from pipeline.ownership import Ownership, Work
 from pipeline.results import collect, until_done
-from pipeline.scheduler import Turns
+from pipeline.scheduler import Turns, nobody
 from pipeline.trace import Telemetry, Totals, done
 from pipeline.types import (
     Accepted,
@@ -135,7 +135,6 @@ class Engine:
         `Delta`s, then exactly one of `Done` and `Failed` (a `Failed` before `Accepted` is a refusal).
         BusyError if the queue is full, ClosedError if the engine is not open."""
         sequence = Sequence(request, deliver, submitted=time.perf_counter())
-        sequence.deliver = self._delivery(sequence, deliver)
         limits = self.pipeline.parts["limits"]
         with self._lock:
             if self._state != "open":
@@ -144,6 +143,7 @@ class Engine:
                 self.totals.counts["requests_refused"] += 1
                 what = f"the queue is full: {limits.max_queue} requests wait (limits.max_queue)"
                 raise BusyError(what)
+            sequence.deliver = self._delivery(sequence, deliver)
             self._open_requests.add(id(sequence))
             self._pool.submit(self._prepare, sequence)
         return Ticket(sequence, self._wake)
@@ -267,6 +267,7 @@ class Engine:
             fault = panic if isinstance(panic, Exception) else RuntimeError(repr(panic))
             self.totals.counts["faults"] += not isinstance(fault, HeadraceError)
             sequence.deliver(Failed(fault))
+            del fault  # which knows this frame: a cycle
 
     def _admit(self, sequence: Sequence) -> None:
         if sequence.cancelled:
@@ -297,6 +298,7 @@ class Engine:
         def send(event: Event) -> None:
             if isinstance(event, Done | Failed):
                 self._open_requests.discard(id(sequence))
+                sequence.deliver = nobody  # `send` knows the sequence: a cycle
             try:
                 deliver(event)
             except Exception:

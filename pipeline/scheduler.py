@@ -332,7 +332,6 @@ class Turns:
             sequence.deliver(Failed(sequence.error))
         else:
             sequence.deliver(done(sequence))
-        sequence.deliver = _nobody  # what delivers knows the sequence: no cycle is left to the gc
 
     # --- faults
 
@@ -387,5 +386,5 @@ def _hopeless(sequence: Sequence, fault: Exception) -> bool:
     return isinstance(fault, HeadraceError) or sequence.counts["faults_alone"] > MAX_ALONE
 
 
-def _nobody(event: Event) -> None:
-    """Where a concluded sequence delivers to."""
+def nobody(event: Event) -> None:
+    """To whom a sequence delivers that has had its last event."""

@@ -44,6 +44,13 @@ class Visit:
         made: str = self.scope["state"].setdefault("id", f"req_{uuid4().hex}")
         return answer.asked.id if answer else made
 
+    @property
+    def error(self) -> Exception | None:
+        """What its reply tells of, or what its stream ended with."""
+        answer = self.scope.get(ANSWER)
+        found: Exception | None = self.scope["state"].get(ERROR) or (answer and answer.error)
+        return found
+
     def fields(self, *, prompts: bool) -> dict[str, Any]:
         """Its line in the log."""
         caller = self.scope["state"].get("caller")
@@ -60,9 +67,8 @@ class Visit:
             writer = self.scope.get(WRITER)
             voices = list(writer.voices) if writer else []
             said |= journal.books(answer, voices, prompts=prompts)
-        error = self.scope["state"].get(ERROR) or (answer and answer.error)
-        if error is not None and not isinstance(error, ClientGone):
-            fault = describe(error)
+        if self.error is not None and not isinstance(self.error, ClientGone):
+            fault = describe(self.error)
             said |= {"error": fault.code or fault.type, "message": fault.message}
         return said
 
@@ -95,6 +101,8 @@ class Front:
         finally:
             if journal.wanted():
                 journal.write(visit.fields(prompts=self._prompts))
+            if (told := visit.error) is not None:  # its frames hold the request, and so itself
+                told.__traceback__ = None
 
     def _count(self, visit: Visit, status: int) -> None:
         visit.status = status
