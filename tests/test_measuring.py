@@ -116,9 +116,7 @@ def test_the_warm_up_is_short_unless_the_requests_are_always_the_same(tmp_path):
 
 def test_a_measurement_has_a_disk_tier_of_its_own(tmp_path):
     checked = Checked.of("fake", ["tier=[ram,disk]"])
-    assert any(
-        f"tier.disk.path={tmp_path}" in word for word in checked.side("a", tmp_path).command
-    )
+    assert any(f"tier.disk.path={tmp_path}" in word for word in checked.side("a", tmp_path).command)
     named = Checked.of("fake", ["tier=[ram,disk]", "tier.disk.path=/else"])
     assert not any(str(tmp_path) in word for word in named.side("a", tmp_path).command)
 

@@ -86,7 +86,8 @@ def test_nor_does_one_that_is_refused(base, script, left, name):
 
 
 def test_nor_does_a_stream_that_fails(engine, raw, script, left):
-    engine.plan = lambda request: [Accepted(5), Delta("Hel", (1,)), Failed(ClosedError("ended"))]
+    plan = [Accepted(5), 0.2, Delta("Hel", (1,)), 0.2]
+    engine.plan = lambda request: [*plan, Failed(ClosedError("ended"))]
     assert "ended" in raw.events("/v1/completions", TEXT | {"stream": True})[-1]
     script.eventually(lambda: not left(), 3)
 
