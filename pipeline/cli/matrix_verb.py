@@ -37,11 +37,7 @@ def run(args: Namespace) -> int:
 
     end_in_order()
     workers = args.workers or os.cpu_count() or 1
-    place = Path(args.output) if args.output else None
-    if place and not place.parent.is_dir():
-        raise UsageError(f"--output: there is no folder {place.parent}")
-    if place and place.is_dir():
-        raise UsageError(f"--output: {place} is a folder. Name a file in it: {place / 'matrix.md'}")
+    place = _checked(Path(args.output)) if args.output else None
     axes, began = Axes.read(args.axes), time.monotonic()
     outcomes = try_all(axes, cover=args.pairwise, workers=workers, report=_tell)
     seconds = time.monotonic() - began
@@ -51,6 +47,23 @@ def run(args: Namespace) -> int:
     if place:
         write(place, page(outcomes, _command(args), _place(seconds, workers)))
     return 1 if any(one.outcome == "fails" for one in outcomes) else 0
+
+
+def _checked(place: Path) -> Path:
+    """UsageError where the page could not be written: known before anything is tried."""
+    from pipeline.lab.folder import try_out
+
+    try:
+        if not place.parent.is_dir():
+            raise UsageError(f"--output: there is no folder {place.parent}")
+        if place.is_dir():
+            where = place / "matrix.md"
+            raise UsageError(f"--output: {place} is a folder. Name a file in it: {where}")
+        try_out(place)
+    except OSError as error:
+        what = f"{place} cannot be written: {error.strerror}. Name a file where you may write"
+        raise UsageError(f"--output: {what}") from error
+    return place
 
 
 def _tell(one: Any) -> None:

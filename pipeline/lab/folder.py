@@ -84,13 +84,24 @@ def _belongs(folder: Path, mark: Mapping[str, Any], again: bool) -> None:
 
 def write(path: Path, text: str) -> None:
     """The whole file or none: written beside it, then renamed."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished = _unfinished(path)
     try:
         unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(path)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def try_out(path: Path) -> None:
+    """Nothing, but the OSError of a file that `write` cannot write."""
+    unfinished = _unfinished(path)
+    unfinished.touch()
+    unfinished.unlink()
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def sweep_leftovers(folder: Path) -> None:

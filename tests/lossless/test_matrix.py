@@ -16,9 +16,10 @@ from pipeline.lab.matrix import cells as axes_of
 from pipeline.lab.matrix import run
 from pipeline.lab.matrix.cells import Axes, AxisError, Cell, Heads, cells, pairwise
 from pipeline.lab.matrix.page import page
-from pipeline.lab.matrix.trial import Trial
+from pipeline.lab.matrix.trial import Trial, alone
 from pipeline.lab.matrix.worker import Outcome, Worker
 from stages.drafters.neural import tiny
+from stages.drafters.ngram import NGramRow
 
 SIDES = ("drafter", "kv", "family", "tier", "constraint", "rows")
 SPARED = ("none", "random", "auto")  # plain decoding, no model, and another's name
@@ -111,6 +112,42 @@ def test_a_cell_that_throws_has_one_outcome_a_number_of_rows(heads, tmp_path, mo
     assert (four.rows, four.outcome, four.note) == (4, "fails", "no event came")
 
 
+@pytest.mark.parametrize(("whose", "part"), [(Trial, "run"), (Worker, "_answers")])
+def test_an_engine_that_breaks_is_a_failing_cell(whose, part, heads, tmp_path, monkeypatch):
+    work = getattr(whose, part)
+
+    def dying(**_):
+        raise ArithmeticError("broken")
+
+    def broken(self, *arguments):
+        engine = self.engine if whose is Trial else arguments[0]
+        monkeypatch.setattr(engine._turns, "turn", dying)
+        return work(self, *arguments)
+
+    monkeypatch.setattr(whose, part, broken)
+    found = list(Worker(tmp_path, heads, run.COVERED).run([Cell("none", "native", "llama")]))
+    assert [(one.rows, one.outcome) for one in found] == [(1, "fails"), (4, "fails")]
+    assert all(one.note.startswith("the engine ") for one in found)
+
+
+def test_rows_that_never_meet_are_a_failing_cell(heads, tmp_path, monkeypatch):
+    monkeypatch.setattr(Trial, "_together", lambda self, asked: alone(self.engine, asked))
+    (found,) = Worker(tmp_path, heads, run.COVERED).run(
+        [Cell("none", "native", "llama", rows=(4,))]
+    )
+    assert found.outcome == "fails"
+    ways = ("cold", "warm from disk", "resumed")
+    assert found.note == "; ".join(f"{way}: no round had 4 rows" for way in ways)
+
+
+def test_a_drafter_that_never_drafts_is_a_failing_cell(heads, tmp_path, monkeypatch):
+    monkeypatch.setattr(NGramRow, "propose", lambda self, pending, depth: [])
+    (found,) = Worker(tmp_path, heads, run.COVERED).run(
+        [Cell("ngram", "native", "llama", rows=(1,))]
+    )
+    assert (found.outcome, found.note) == ("fails", "the drafter proposed nothing")
+
+
 def test_what_a_cell_cannot_be_is_said(heads, tmp_path):
     (found,) = Worker(tmp_path, heads).run([Cell("mtp", "native", "llama", rows=(1,))])
     assert found.outcome == "refused"
@@ -127,6 +164,10 @@ def test_what_cannot_be_written_is_said_before_anything_is_tried(tmp_path, capsy
         f"{tmp_path} is a folder. Name a file in it: {tmp_path}/matrix.md"
         in capsys.readouterr().err
     )
+    for length in (255, 256):  # what is written beside it first has a longer name
+        place = tmp_path / ("m" * length)
+        assert main(["matrix", "-o", str(place)]) == 2
+        assert f"{place} cannot be written: File name too long" in capsys.readouterr().err
     assert main(["matrix", "--workers", "0"]) == 2
     assert "--workers: wants a whole number, 1 or more, got '0'" in capsys.readouterr().err
 
@@ -145,11 +186,16 @@ def test_a_matrix_that_is_told_to_end_does_not_wait_and_leaves_what_was_written(
 
 def test_the_page():
     cell = Cell("suffix", "kv8", "llama")
-    outcomes = [Outcome(cell, 1, "works", tokens=9), Outcome(cell, 4, "refused", "too wide.")]
+    outcomes = [
+        Outcome(replace(cell, drafter="none"), 1, "works"),
+        Outcome(cell, 1, "works", tokens=9, drafted=5),
+        Outcome(cell, 4, "refused", "too wide."),
+    ]
     text = page(outcomes, "headrace matrix", "here")
     assert "| suffix  | no (1) |" in text
     assert "\n1. too wide.\n" in text
-    assert "2 cells: 1 work, 0 fail, 1 are refused (50.0%). 9 tokens were compared" in text
+    assert "3 cells: 2 work, 0 fail, 1 are refused (33.3%). 9 tokens were compared." in text
+    assert "Of 2 cells with a drafter 1 drafted, 5 tokens in all." in text
 
 
 def test_a_cell_that_hangs_is_not_waited_for(monkeypatch, tmp_path):

@@ -163,6 +163,6 @@ def target(cell: Cell, layer_map: str) -> list[str]:
     own = [f"kv.map={layer_map}"] if cell.kv == "per_layer" else []
     return [
         f"model.family={cell.family}", "model.head_size=64", f"kv={cell.kv}", *own,
-        f"constraint={cell.constraint}", "limits.max_rows=4", "stage.chunked_prefill.chunk=16",
+        f"constraint={cell.constraint}", "limits.max_rows=4", "stage.chunked_prefill.chunk=24",
         "telemetry.recount=true", "debug=none",
     ]  # fmt: skip

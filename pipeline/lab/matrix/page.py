@@ -20,10 +20,10 @@ Every drafter with every KV policy on every kind of layer, run on tiny random mo
 
 A cell is **yes** where, for one row and for four rows in one batch, greedy and drawn, free and with a form, all tokens
 are those of plain decoding alone without a drafter: cold, warm from memory and from disk, and gone on with after the
-client hung up in mid-answer (`flow=resumable`), with the rows recounted after every round. Tiers (`disk`,
-`ram,disk`) and constraints (`none`, `llguidance`) take turns, so that each meets every drafter, policy and kind of
-layer. **–**: such a drafter is published for other models only. **no (n)**: refused when it is
-checked or opened, for the reason below.
+client hung up in mid-answer (`flow=resumable`), with the rows recounted after every round. Each time the four rows
+were in one round together, and every drafter but `none` drafted. Tiers (`disk`, `ram,disk`) and constraints (`none`,
+`llguidance`) take turns, so that each meets every drafter, policy and kind of layer. **–**: such a drafter is published
+for other models only. **no (n)**: refused when it is checked or opened, for the reason below.
 """
 
 
@@ -42,12 +42,16 @@ def page(outcomes: Sequence[Outcome], command: str, place: str) -> str:
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """How many of each, and how many tokens were compared."""
+    """How many of each, and how many tokens were compared and drafted."""
     counts = Counter(one.outcome for one in outcomes)
     parts = [f"{counts[name]} {what}" for name, what in SAID.items()]
     share = counts["refused"] / max(len(outcomes), 1)
     tokens = sum(one.tokens for one in outcomes)
-    told = f"{tokens:,} tokens were compared, {sum(o.drafted for o in outcomes):,} drafted"
+    drafted = [one.drafted for one in outcomes if one.cell.drafter != "none"]
+    told = (
+        f"{tokens:,} tokens were compared. Of {len(drafted)} cells with a drafter "
+        f"{sum(map(bool, drafted))} drafted, {sum(drafted):,} tokens in all"
+    )
     return f"{len(outcomes)} cells: {', '.join(parts)} ({share:.1%}). {told}."
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from threading import Semaphore
 from typing import Any
 
 from pipeline.engine import Engine
 from pipeline.lab.capabilities import ids
 from pipeline.lab.matrix.cells import Cell
-from pipeline.lab.together import Running
-from pipeline.types import Delta, Event
+from pipeline.lab.together import PATIENCE_S, Running
+from pipeline.types import Accepted, Delta, Event, Failed
 
-SIZES = (4, 30, 17, 41)  # tokens of the prompts, but for two
+# Tokens of the prompts: at most two chunks each and the shortest last, so that the second round has all
+# four, before any can have ended.
+SIZES = (43, 32, 19, 6)
 FORM = {"regex": r'\{"river": "[a-z]{3,9}", "length": [0-9]{2,5}\}'}  # much of it is forced
 SAMPLED = {"temperature": 0.8, "seed": 7}
 GREEDY = {"temperature": 0.0}
@@ -28,17 +32,17 @@ class Asked:
 
 
 def requests(rows: int, constraint: str, length: int) -> list[Asked]:
-    """Four requests for `length` tokens: short and long, greedy and drawn, half of them with a form where
-    forms are taken. Prompts repeat themselves, so that there is something to copy; no two begin alike,
-    and none is known from the run of another number of rows."""
+    """Four requests for `length` tokens: long and short, greedy and drawn, half of them with a form where
+    forms are taken. Prompts repeat themselves to their end, so that there is something to copy at once;
+    no two begin alike, and none is known from the run of another number of rows."""
     forms: list[dict[str, Any]] = [{}, {}, {"grammar": FORM}, {"grammar": FORM}]
     kinds = [GREEDY, SAMPLED, GREEDY, SAMPLED]
     found = []
     for index, (size, kind, form) in enumerate(zip(SIZES, kinds, forms, strict=True)):
-        period, end = ids(7, 10 * rows + index), ids(2, size)
+        prompt = (ids(7, 10 * rows + index) * 7)[:size]
         wanted = {"max_tokens": length, "ignore_eos": True, **kind}
         wanted |= form if constraint != "none" else {}
-        found.append(Asked([*(period * 6)[:size], *end], wanted))
+        found.append(Asked(prompt, wanted))
     return found
 
 
@@ -70,10 +74,38 @@ class Trial:
         ways["resumed"] = lambda: self._cut_off(requested)
         for name, prepare in ways.items():
             prepare()
-            results = answers(self.engine, requested, rows)
+            before = self._rounds(rows)
+            results = alone(self.engine, requested) if rows == 1 else self._together(requested)
+            if self._rounds(rows) == before:
+                verdict.faults.append(f"{name}: no round had {rows} rows")
             self._compare(name, results, verdict)
         self._look(verdict)
         return verdict
+
+    def _rounds(self, rows: int) -> int:
+        """How many there were of so many rows."""
+        widths = self.engine.stats()["widths"]
+        return sum(each["rounds"] for each in widths if each["rows"] == rows)
+
+    def _together(self, requested: Sequence[Asked]) -> list[dict[str, Any]]:
+        """In one batch, however busy the machine is: nobody starts before all are there, and who has
+        its first token before the others waits until what they start from is read."""
+        arrived, late = Semaphore(0), set(range(len(requested)))
+
+        def seen(row: int, event: Event) -> None:
+            if isinstance(event, Accepted | Failed):
+                arrived.release()
+            elif late and isinstance(event, Delta):
+                late.discard(row)
+                self.tiers[-1].store.io.submit(lambda: None).result(PATIENCE_S)
+
+        runs = []
+        self.engine.leases.take("trial")
+        for row, one in enumerate(requested):
+            runs.append(Running(self.engine, one.prompt, seen=partial(seen, row), **one.wanted))
+            arrived.acquire(timeout=PATIENCE_S)
+        self.engine.leases.release("trial")
+        return [run.result() for run in runs]
 
     def _forget(self) -> None:
         """Write what is kept to disk, and lose the memory of it."""
@@ -112,12 +144,11 @@ class Trial:
             verdict.faults.append("resumed: every answer began again")
 
     def _look(self, verdict: Verdict) -> None:
-        """A fault that was mended is no success; nor is a model that never drafts, though looking up text
-        may find nothing."""
+        """A fault that was mended is no success; nor is a drafter that never drafts."""
         counts = self.engine.stats()["counts"]
         if count := counts.get("faults", 0) + counts.get("draft_faults", 0):
             verdict.faults.append(f"{count} faults were mended")
-        if "grade" in self.engine.pipeline.parts["drafter"].can and not verdict.drafted:
+        if self.cell.drafter != "none" and not verdict.drafted:
             verdict.faults.append("the drafter proposed nothing")
 
 
@@ -141,9 +172,6 @@ def _parts_at(one: Ids, two: Ids) -> int:
     return same.index(False) if False in same else len(same)
 
 
-def answers(engine: Engine, requested: Sequence[Asked], rows: int) -> list[dict[str, Any]]:
-    """Each alone, or all at once."""
-    if rows == 1:
-        return [engine.generate(one.prompt, **one.wanted) for one in requested]
-    runs = [Running(engine, one.prompt, **one.wanted) for one in requested]
-    return [run.result() for run in runs]
+def alone(engine: Engine, requested: Sequence[Asked]) -> list[dict[str, Any]]:
+    """One after the other."""
+    return [engine.generate(one.prompt, **one.wanted) for one in requested]

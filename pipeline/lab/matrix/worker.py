@@ -11,7 +11,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from pipeline.engine import Engine
 from pipeline.errors import HeadraceError
 from pipeline.lab.capabilities import layer_map
 from pipeline.lab.matrix.cells import CONSTRAINTS, ROWS, Cell, Heads, plain, settings
-from pipeline.lab.matrix.trial import Ids, Trial, answers, requests
+from pipeline.lab.matrix.trial import Ids, Trial, alone, requests
 
 LENGTH = 16  # tokens of an answer
 Plain = Mapping[int, Sequence[Ids]]  # rows -> answers
@@ -40,13 +40,17 @@ class Outcome:
     drafted: int = 0
 
 
+class RefusedError(Exception):
+    """A combination that cannot be checked or opened. What goes wrong later is no refusal but a failure."""
+
+
 class Worker:
     """Keeps what cells have in common: a family's map of layers, and the plain answers."""
 
     def __init__(self, folder: Path, heads: Heads, length: int = LENGTH):
         self.folder, self.heads, self.length = folder, heads, length
         self._maps: dict[str, str] = {}
-        self._plain: dict[tuple[str, str], Reference | HeadraceError] = {}
+        self._plain: dict[tuple[str, str], Reference | RefusedError] = {}
 
     def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
         for number, cell in enumerate(cells):
@@ -59,18 +63,17 @@ class Worker:
             expected = self.plain(cell)
             own = settings(cell, self.heads, self.map(cell.family))
             own += self._disk(cell, number)
-            with pipeline.load("tiny", *own) as engine:
+            with closing(_open(own)) as engine:
                 trial = Trial(engine, cell, expected, self.length)
                 while left:
                     found = trial.run(left[0])
                     note = "; ".join(found.faults)
                     said = (found.tokens, found.drafted)
                     yield Outcome(cell, left.pop(0), "fails" if note else "works", note, *said)
-        except HeadraceError as error:
-            yield from (Outcome(cell, rows, "refused", _plainly(error)) for rows in left)
         except Exception as error:
+            outcome = "refused" if isinstance(error, RefusedError) else "fails"
             note = _plainly(error) or type(error).__name__
-            yield from (Outcome(cell, rows, "fails", note) for rows in left)
+            yield from (Outcome(cell, rows, outcome, note) for rows in left)
 
     def _disk(self, cell: Cell, number: int) -> list[str]:
         place = self.folder / f"states-{number}-{cell.family}-{cell.drafter}-{cell.kv}"
@@ -82,23 +85,23 @@ class Worker:
         if key not in self._plain:
             self._plain[key] = self._decoded(cell)
         found = self._plain[key]
-        if isinstance(found, HeadraceError):
+        if isinstance(found, RefusedError):
             raise found
         return found[cell.constraint]
 
-    def _decoded(self, cell: Cell) -> Reference | HeadraceError:
+    def _decoded(self, cell: Cell) -> Reference | RefusedError:
         """For every constraint, in one engine that takes forms: who asks for none gets the same tokens."""
         own = plain(replace(cell, constraint=CONSTRAINTS[-1]), self.map(cell.family))
         try:
-            with pipeline.load("tiny", *own) as engine:
+            with closing(_open(own)) as engine:
                 return {name: self._answers(engine, name) for name in CONSTRAINTS}
-        except HeadraceError as error:
-            return error
+        except RefusedError as refused:
+            return refused
 
     def _answers(self, engine: Engine, constraint: str) -> Plain:
         asked = {rows: requests(rows, constraint, self.length) for rows in ROWS}
         return {
-            rows: [result["token_ids"] for result in answers(engine, mine, 1)]
+            rows: [result["token_ids"] for result in alone(engine, mine)]
             for rows, mine in asked.items()
         }
 
@@ -106,9 +109,19 @@ class Worker:
         """A map of the family's own layers, for kv=per_layer."""
         if family not in self._maps:
             native = plain(Cell("none", "native", family), "")
-            with pipeline.load("tiny", *native) as engine:
+            with closing(_open(native)) as engine:
                 self._maps[family] = str(layer_map(engine.pipeline.parts["model"], self.folder))
         return self._maps[family]
+
+
+def _open(settings: Sequence[str]) -> Engine:
+    """An open engine of the tiny model."""
+    try:
+        engine = pipeline.load("tiny", *settings)
+        engine.open()
+    except HeadraceError as error:
+        raise RefusedError(str(error)) from error
+    return engine
 
 
 def cell_of(said: Mapping[str, Any]) -> Cell:
