@@ -75,6 +75,14 @@ def words(line: str) -> str:
     return shlex.join(typed(shlex.split(line)))
 
 
+def command(
+    verb: str, recipe: str, told: Iterable[str], allow: Iterable[str], more: Iterable[object] = ()
+) -> str:
+    """What is typed to do it again. `told` are overrides as they may be told to others."""
+    allowed = [word for prefix in allow for word in ("--allow-code", prefix)]
+    return shlex.join(["headrace", verb, recipe, *told, *allowed, *map(str, more)])
+
+
 def untold(message: str, recipe: str, overrides: Sequence[str]) -> str:
     """What is said to whoever gave these overrides, without what `storable` hides of them."""
     hidden = set(_hidden(recipe, overrides)) if message else ()

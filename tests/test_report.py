@@ -6,13 +6,18 @@ import base64
 import re
 from contextlib import contextmanager
 from io import StringIO
+from itertools import product
 
 import lab_rows
 import pytest
 from rich.console import Console
 
-from pipeline.lab.charts import Spot, scatter
-from pipeline.lab.report import as_html, front
+from pipeline.lab.charts import Line, Spot, bars, lines, scatter
+from pipeline.lab.jobs import OK
+from pipeline.lab.metrics import spread
+from pipeline.lab.report import _passes, as_html, best, by_workload, front, publish
+from pipeline.lab.sweep import Row
+from pipeline.lab.table import machine
 from pipeline.lab.tables import as_csv, as_table, repeat, short, shown, with_unit
 
 ABOUT = {"command": "headrace sweep kv_quality", "date": "2026-11-30 07:00"}
@@ -83,8 +88,8 @@ def test_it_opens_from_disk_and_everything_is_inside(browser, page, size):
     assert found["wide"] <= 0, "wider than the screen"
     assert found["asked"] == [], "something is loaded from elsewhere"
     assert browser.get_log("browser") == []
-    # 3 pairs of axes, acceptance and stages for each of two workloads; one of widths
-    assert len(found["seen"]) == 2 * 3 + 2 + 1 + 2
+    # 3 pairs of axes, acceptance, widths and stages for each of two workloads
+    assert len(found["seen"]) == 2 * (3 + 1 + 1 + 1)
     for drawing in found["seen"]:
         assert drawing["texts"] > 8 and drawing["out"] == 0, drawing
         assert drawing["small"] > 4 and 280 < drawing["width"] <= 480, drawing
@@ -171,7 +176,7 @@ def test_figures_are_shown_with_what_can_be_read_of_them():
     ]
     assert [with_unit("ttft_ms", 3.14159), with_unit("tokens_per_s", None)] == ["3.14 ms", "–"]
     text = as_csv(lab_rows.experiment(), lab_rows.rows())
-    assert text.splitlines()[0].startswith("number,point,workload,status,reason,known,tokens_per_s")
+    assert text.splitlines()[0].startswith("number,point,workload,status,reason,known,when,tokens")
     assert len(text.splitlines()) == 14
 
 
@@ -182,3 +187,76 @@ def test_the_terminal_table_shows_brackets_as_they_are():
     console.print(as_table(lab_rows.experiment(), rows))
     said = console.file.getvalue()
     assert "[ram,disk]" in said and "failed:" in said and "copy_edit" in said
+
+
+def measured(number, label):
+    """A row of its own."""
+    made = lab_rows.contestant("kv=native", 30.0, 64.0, 0.0)
+    row = Row(number, label, tuple(label.split(" ")), "d", "chat", OK)
+    row.result = {"machine": machine(1), "contestants": [made]}
+    return row
+
+
+def test_what_is_known_bears_its_date_and_other_machines_are_said():
+    rows = lab_rows.rows()
+    assert "measured before" not in as_html(lab_rows.experiment(), rows[-1:], ABOUT)
+    for row in rows[1:3]:
+        row.known, row.when = True, f"2026-11-2{row.number} 10:00:00"
+    rows[3].result["machine"] = {**machine(1), "cpu": "Z80"}
+    html = as_html(lab_rows.experiment(), rows, ABOUT)
+    assert "2 of its points were measured before" in html
+    assert html.count("<small>measured 2026-11-2") == 2
+    assert "2026-11-22 10:00:00 at the earliest" in html
+    assert "different machines" in html and "Points 4: Z80, " in html
+    console = Console(width=400, file=StringIO())
+    console.print(as_table(lab_rows.experiment(), rows))
+    assert "known, of 2026-11-22" in console.file.getvalue()
+    assert "2026-11-22 10:00:00" in as_csv(lab_rows.experiment(), rows)
+
+
+def test_workloads_that_are_asked_otherwise_are_not_weighed_against_each_other():
+    rows = [
+        measured(n + 1, f"drafter={drafter} workload.requests=2 workload.temperature={heat}")
+        for n, (drafter, heat) in enumerate(product(("none", "suffix"), (0, 0.8)))
+    ]
+    rows[0].result["contestants"][0]["figures"]["tokens_per_s"] = spread([50.0])
+    found = by_workload(rows)
+    assert {name: [row.number for row in some] for name, some in found.items()} == {
+        "chat, temperature=0": [1, 3],
+        "chat, temperature=0.8": [2, 4],
+    }
+    assert list(best(lab_rows.experiment(), rows)) == [
+        "chat, temperature=0: best tokens a second in all: none requests 2 temperature 0, 50.0/s."
+    ]
+
+
+def test_a_pass_is_pooled_over_who_drafts_and_nothing_else():
+    rows = [
+        measured(1, "drafter=ngram depth.max=4"),
+        measured(2, "drafter=two_model draft_model=smollm2"),
+        measured(3, "device.threads=2"),
+        measured(4, "stage.chunked_prefill.chunk=64 limits.max_rows=2"),
+    ]
+    found = _passes(rows)
+    assert set(found) == {
+        "kv native, 1 row", "threads 2, 1 row", "chunk 64 max_rows 2, 1 row",
+    }  # fmt: skip
+    assert found["kv native, 1 row"][1][0] == 2 * found["threads 2, 1 row"][1][0]
+
+
+def test_a_chart_that_cannot_be_drawn_leaves_no_tables(tmp_path):
+    rows = lab_rows.rows()
+    del rows[0].contestant["widths"]
+    with pytest.raises(KeyError):
+        publish(tmp_path, lab_rows.experiment(), rows, ABOUT)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dollars_in_a_name_are_dollars():
+    name = r"$\frac$ x"
+    drawn = [
+        scatter([Spot(name, 1.0, 2.0, True), Spot("b", 2.0, 1.0, True)], "x", "y", name),
+        lines([Line(name, [1, 2], [1, 2])], "x", "y", name),
+        bars([name], {"verify": [1.0]}, "x", name),
+    ]
+    assert all(f">{name}</text>" in svg for svg in drawn)

@@ -24,7 +24,7 @@ from pipeline.lab import experiment, report, sweep
 from pipeline.lab.folder import LOCK, FolderError, own, write
 from pipeline.lab.jobs import Job, parse
 from pipeline.lab.lock import facts
-from pipeline.lab.runners import RayRunner
+from pipeline.lab.runners import RayRunner, run_here
 from pipeline.lab.sides import Checked
 from pipeline.lab.table import machine
 from stages import blas
@@ -132,6 +132,7 @@ def test_every_point_of_a_shipped_experiment_fits_together(name, tmp_path):
         ("sweep: {parms: {kv: native}}", "sweep.parms: no such setting. Did you mean 'params'?"),
         ("sweep: {metrics: kl}", "sweep.metrics: wants a list, got 'kl'."),
         ("sweep: {repeats: 0}", "sweep.repeats: wants 1 or more, got 0."),
+        ("sweep: {cases: [\"drafter='a\"]}", "mine.yaml sweep.cases: \"drafter='a\" cannot be read: No closing"),
         ('sweep: {params: {depth.max: "interval(1,4)"}}', "depth.max: interval(1,4) names no single values."),
         ('sweep: {params: {kv: "native,kv8"}, metrics: [tokens_per_sec]}', "Did you mean 'tokens_per_s'?"),
     ],
@@ -168,7 +169,12 @@ def test_an_interrupted_sweep_goes_on_and_runs_no_point_twice(tmp_path):
         "depth.max=1", "depth.max=2", "depth.max=3", "depth.max=4",
     ]  # fmt: skip
     # other points of the same experiment: what is known is not run again
-    assert [row.known for row in run(read("depth.max=2,5"), folder, third)] == [True, False]
+    known, new = run(read("depth.max=2,5"), folder, third)
+    assert (known.known, new.known) == (True, False)
+    assert (
+        known.when == json.loads((folder / "points" / f"{known.digest}.json").read_text())["when"]
+    )
+    assert known.when <= new.when != ""
     assert len(third.asked) == 1
 
 
@@ -221,7 +227,7 @@ def test_no_secret_enters_what_a_sweep_writes(tmp_path, monkeypatch):
     def publish(folder, rows):
         report.publish(folder, wanted, rows, {"command": "", "date": ""})
 
-    sweep.run(wanted, tmp_path / "new", Fails(), lambda row, of: None, (), publish)
+    sweep.run(wanted, tmp_path / "new", Fails(), lambda row, of: None, publish)
     written = [path.read_text() for path in (tmp_path / "new").rglob("*.*") if path.is_file()]
     assert len(written) >= 3 + 4
     told = "".join(written)
@@ -241,7 +247,7 @@ def point(tmp_path):
     def digest():
         said = [f"model.path={weights}", "depth.max=1,2", f"adapters.folders.a={tmp_path / 'a'}"]
         wanted = experiment.read("local", ["adapters=lora", *said], {})
-        return sweep._check(wanted, (), {})[0][0].digest
+        return sweep._check(wanted, {})[0][0].digest
 
     return digest
 
@@ -292,10 +298,10 @@ def test_code_of_somebody_is_of_a_points_identity_however_it_was_let_in(tmp_path
     code = tmp_path / "somebodys_depth.py"
     code.write_text("from stages.depth.fixed import Fixed\n\nclass Mine(Fixed):\n    pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    wanted = read("depth._target_=somebodys_depth.Mine", "depth.max=1,2")
+    said = [*FAKE, "depth._target_=somebodys_depth.Mine", "depth.max=1,2"]
 
     def digest(*allow):
-        return sweep._check(wanted, allow, {})[0][0].digest
+        return sweep._check(experiment.read("fake", said, {}, allow), {})[0][0].digest
 
     before = digest("somebodys_depth")
     monkeypatch.setenv("HEADRACE_ALLOW_CODE", "somebodys_depth")
@@ -337,6 +343,28 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
         run(experiment.read(other, [], {}), tmp_path / "new", Runner())
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        FolderError, match=r"new cannot be written: Not a dir.* Choose another: --out"
+    ):
+        run(read("depth.max=1,2"), tmp_path / "file" / "new", Runner())
+
+
+def test_a_run_that_takes_the_folder_meanwhile_hides_no_error(tmp_path, monkeypatch):
+    unlink = Path.unlink
+
+    def then_another_comes(path, **how):
+        unlink(path, **how)
+        if path.name == LOCK:
+            path.touch()
+
+    monkeypatch.setattr(Path, "unlink", then_another_comes)
+    with pytest.raises(KeyError), own(tmp_path / "new", {"of": "x"}, again=False):
+        raise KeyError
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [LOCK]
+
+
 def test_two_runs_never_write_into_one_folder(tmp_path):
     folder = tmp_path / "new"
     run(read("depth.max=1,2"), folder, Runner())
@@ -363,8 +391,24 @@ def test_how_a_process_died_is_said():
         == "the process ended with signal 9: loading\nKilled"
     )
     assert parse('noise\n{"status": "ok"}\n', 0, "")["status"] == "ok"
-    job = Job("fake", ("a=1",), ("mine",), 2, 64)
+    job = Job("fake", ("a=1",), ("mine",), 2, 64, "somewhere")
     assert Job.from_json(job.to_json()) == job
+
+
+def test_relative_paths_begin_where_the_sweep_was_started(tmp_path, monkeypatch):
+    """A cluster's workers run in folders of their own."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    recipe(here, "workload: {path: asked.jsonl, max_tokens: 4}")
+    (here / "asked.jsonl").write_text('{"prompt": "hello"}\n')
+    monkeypatch.chdir(here)
+    said = [*FAKE, "workload=jsonl", "depth.max=1,2"]
+    runner = Runner()
+    run(experiment.read("mine.yaml", said, {"repeats": 1}), tmp_path / "new", runner)
+    monkeypatch.chdir(there)
+    found = run_here(runner.asked[0].to_json())
+    assert found["status"] == "ok", found
 
 
 def command(out):

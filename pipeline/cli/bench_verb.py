@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
@@ -83,11 +82,11 @@ def _sides(ours: Checked, theirs: Checked | str | None, place: Path) -> list[Sid
 
 
 def _command(args: Namespace) -> str:
-    from pipeline.secrets import typed, words
+    from pipeline.secrets import command, typed, words
 
     more = ["--against", words(args.against)] if args.against else []
-    said = [args.recipe, *typed(args.overrides), *more, "--repeats", str(args.repeats)]
-    return shlex.join(["headrace", "bench", *said])
+    more += ["--repeats", str(args.repeats)]
+    return command("bench", args.recipe, typed(args.overrides), args.allow_code, more)
 
 
 def _print(found: Mapping[str, Any]) -> None:

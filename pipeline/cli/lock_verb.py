@@ -19,6 +19,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from pipeline.lab.lock.file import refuse_place, write
     from pipeline.lab.lock.start import make
+    from pipeline.secrets import command
 
     place = Path(args.output).expanduser()
     refuse_place(place)
@@ -27,9 +28,10 @@ def run(args: Namespace) -> int:
     tokens = sum(len(probe["token_ids"]) for probe in lock.probes)
     files = sum(len(group) for group in lock.artifacts.values())
     print(
-        f"{place}: {files} files, {len(lock.packages)} packages, {len(lock.probes)} probes of {tokens} tokens\n"
-        f"next: headrace replay {place}; headrace serve {place}"
+        f"{place}: {files} files, {len(lock.packages)} packages, {len(lock.probes)} probes of {tokens} tokens"
     )
+    then = [command(verb, str(place), (), args.allow_code) for verb in ("replay", "serve")]
+    print(f"next: {'; '.join(then)}")
     return 0
 
 

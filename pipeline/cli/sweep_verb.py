@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -54,12 +53,12 @@ def run(args: Namespace) -> int:
     needs()
     metrics = [name.strip() for name in args.metrics.split(",")] if args.metrics else None
     asked = {"metrics": metrics, "repeats": args.repeats, "quality_tokens": args.quality_tokens}
-    wanted = experiment.read(args.recipe, args.overrides, asked)
+    wanted = experiment.read(args.recipe, args.overrides, asked, args.allow_code)
     folder = args.out or Path("runs") / wanted.name
     about = {"command": _command(args), "date": time.strftime("%Y-%m-%d %H:%M")}
     with _told() as tell:
         rows = sweep.run(
-            wanted, folder, _runner(args), tell, args.allow_code,
+            wanted, folder, _runner(args), tell,
             lambda place, rows: publish(place, wanted, rows, about),
         )  # fmt: skip
     out().print(as_table(wanted, rows))
@@ -101,8 +100,8 @@ def _told() -> Iterator[Callable[[Row, int], None]]:
 
 
 def _command(args: Namespace) -> str:
-    from pipeline.secrets import typed
+    from pipeline.secrets import command, typed
 
     said = {"metrics": args.metrics, "repeats": args.repeats, "quality-tokens": args.quality_tokens}
     more = [word for name, value in said.items() if value for word in (f"--{name}", value)]
-    return shlex.join(["headrace", "sweep", args.recipe, *typed(args.overrides), *map(str, more)])
+    return command("sweep", args.recipe, typed(args.overrides), args.allow_code, more)

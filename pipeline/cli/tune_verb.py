@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -58,7 +57,7 @@ def run(args: Namespace) -> int:
             lines.append(_told(step))
     tuned = compose(args.recipe, search.overrides)
     recipe.write(args.output, recipe.text(tuned, _head(args, goal.title, lines)), tuned)
-    print(f"{args.output}: headrace serve {args.output}; headrace lock {args.output} -o …")
+    print(f"{args.output}: {_next(args, 'serve')}; {_next(args, 'lock')} -o …")
     return 0
 
 
@@ -93,10 +92,16 @@ def _told(step: Step) -> str:
 
 
 def _command(args: Namespace) -> str:
-    from pipeline.secrets import typed
+    from pipeline.secrets import command, typed
 
     asked = ["--goal", args.goal, "--floor", f"{args.floor:g}", "--repeats", str(args.repeats)]
-    return shlex.join(["headrace", "tune", args.recipe, *typed(args.overrides), *asked])
+    return command("tune", args.recipe, typed(args.overrides), args.allow_code, asked)
+
+
+def _next(args: Namespace, verb: str) -> str:
+    from pipeline.secrets import command
+
+    return command(verb, str(args.output), (), args.allow_code)
 
 
 def _head(args: Namespace, title: str, lines: list[str]) -> list[str]:
@@ -105,7 +110,7 @@ def _head(args: Namespace, title: str, lines: list[str]) -> list[str]:
     facts = machine(0)
     return [
         f"Goal: {Path(args.recipe).stem}, tuned: {title}.",
-        f"  headrace serve {args.output}",
+        f"  {_next(args, 'serve')}",
         f"Tuned by: {_command(args)}",
         *[f"  {line}" for line in lines],
         f"Run on: {facts['cpu']}, {facts['cores']} cores, {facts['system']}, {time.strftime('%Y-%m-%d')}.",

@@ -23,12 +23,13 @@ STANDS = {INK: "currentColor", GRID: "var(--grid)", MUTED: "var(--muted)"}
 STANDS |= {colour: f"var(--s{at})" for at, colour in enumerate(SERIES)}
 BESIDE = 40  # letters of two names in one line of a legend
 NAME = 18  # letters in one line of a point's name
+TITLE = 36  # and of a title
 WIDTH = 4.1  # inches of 72 px: what a phone shows at nearly its size
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 9, "axes.edgecolor": MUTED,
     "axes.labelcolor": INK, "axes.titlesize": 10, "axes.titlecolor": INK, "axes.titlelocation": "left",
     "text.color": INK, "xtick.color": INK, "ytick.color": INK, "axes.grid": True, "grid.color": GRID,
-    "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
+    "text.parse_math": False, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
     "legend.fontsize": 8.5, "axes.axisbelow": True, "figure.constrained_layout.use": True,
 }  # fmt: skip
 
@@ -75,7 +76,7 @@ def scatter(spots: Sequence[Spot], x_title: str, y_title: str, title: str = "") 
         front = sorted((spot.x, spot.y) for spot in spots if spot.best)
         axes.plot(*zip(*front, strict=True), color=SERIES[0], linewidth=0.8, linestyle=":")
         axes.margins(0.18, 0.14)
-        axes.set(xlabel=x_title, ylabel=y_title, title=title)
+        axes.set(xlabel=x_title, ylabel=y_title, title=fill(title, TITLE))
         figure.draw_without_rendering()
         xs, ys = [spot.x for spot in spots], [spot.y for spot in spots]
         textalloc.allocate(
@@ -136,7 +137,7 @@ def _legend(figure: Any, axes: Any, title: str) -> None:
     """Above the axes, so that it never covers a line."""
     drawn, labels = axes.get_legend_handles_labels()
     figure.legend(
-        drawn, labels, loc="outside upper left", ncols=columns(labels), title=title or None,
+        drawn, labels, loc="outside upper left", ncols=columns(labels), title=fill(title, TITLE) or None,
         alignment="left", handlelength=1.4, columnspacing=1.2,
     )  # fmt: skip
 

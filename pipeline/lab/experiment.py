@@ -31,8 +31,11 @@ KEYS: Mapping[str, type] = {
     "repeats": int,
     "quality_tokens": int,
 }
+NOBODY = "drafter=none"
 DEFAULT = ("tokens_per_s", "ttft_ms", "kv_bytes_per_token", "peak_mb")
 QUALITY_TOKENS = 512
+
+Case = tuple[str, ...]  # overrides that go together
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Experiment:
     metrics: tuple[str, ...]
     repeats: int
     quality_tokens: int  # 0: no metric asks for quality
+    allow: tuple[str, ...] = ()  # packages whose classes may run, as `--allow-code` has them
 
     @property
     def name(self) -> str:
@@ -68,7 +72,9 @@ class Experiment:
         return first_comment(self.path).removeprefix("Goal:").strip()
 
 
-def read(recipe: str, overrides: Sequence[str], asked: Mapping[str, Any]) -> Experiment:
+def read(
+    recipe: str, overrides: Sequence[str], asked: Mapping[str, Any], allow: Sequence[str] = ()
+) -> Experiment:
     """`asked` are metrics, repeats and quality_tokens of the command line, which win. ConfigError
     lists what is wrong with the experiment itself; points are judged one by one, later."""
     path = find_recipe(recipe)
@@ -78,15 +84,16 @@ def read(recipe: str, overrides: Sequence[str], asked: Mapping[str, Any]) -> Exp
     if problems:
         raise ConfigError(problems)
     said = {**said, **{key: value for key, value in asked.items() if value is not None}}
-    points = tuple(_points(said, overrides, problems))
+    points = tuple(_points(said, overrides, f"{path.name} {SWEEP}.cases", problems))
     metrics = tuple(said.get("metrics") or DEFAULT)
     problems += [_unknown(name) for name in metrics if name not in METRICS]
-    if not problems and (not points or points == (_alone(overrides),)):
+    if not problems and not any(point.own for point in points):
         problems.append(_nothing(recipe))
     if problems:
         raise ConfigError(problems)
     tokens = said.get("quality_tokens", QUALITY_TOKENS) if set(metrics) & set(QUALITY) else 0
-    return Experiment(recipe, path, points, metrics, said.get("repeats", 3), tokens)
+    repeats = said.get("repeats", 3)
+    return Experiment(recipe, path, points, metrics, repeats, tokens, tuple(allow))
 
 
 def _shape(path: Path, said: Any) -> Iterator[Problem]:
@@ -110,10 +117,6 @@ def _unknown(name: object) -> Problem:
     return Problem("metrics", f"no metric '{name}'.", hint.strip())
 
 
-def _alone(overrides: Sequence[str]) -> Point:
-    return Point((), tuple(overrides))
-
-
 def _nothing(recipe: str) -> Problem:
     what = "has no points to compare: nothing in it takes more than one value."
     hint = (
@@ -124,49 +127,101 @@ def _nothing(recipe: str) -> Problem:
 
 
 def _points(
-    said: Mapping[str, Any], overrides: Sequence[str], problems: list[Problem]
+    said: Mapping[str, Any], overrides: Sequence[str], where: str, problems: list[Problem]
 ) -> Iterator[Point]:
-    """Cases x parameters; what the command line says of a parameter replaces it."""
-    typed = {_key(text): text.partition("=")[2] for text in overrides if "=" in text}
-    plain = [text for text in overrides if "=" not in text]
-    params = {
-        str(key): _values(key, value, problems) for key, value in said.get("params", {}).items()
+    """Cases x parameters; what the command line says of a key replaces what either says of it."""
+    raw = {_key(str(key)): value for key, value in said.get("params", {}).items()}
+    raw |= {_key(text): text.partition("=")[2] for text in overrides if _sets(text)}
+    plain = [text for text in overrides if not _sets(text)]
+    gone = [_key(text) for text in plain]
+    asked = {
+        key: [f"{key}={value}" for value in _values(key, value, problems)]
+        for key, value in raw.items()
+        if key not in gone
     }
-    given = {key: _values(key, value, problems) for key, value in typed.items()}
-    axes = {
-        **params,
-        **{key: values for key, values in given.items() if len(values) > 1 or key in params},
-    }
-    fixed = [f"{key}={values[0]}" for key, values in given.items() if key not in axes and values]
-    cases = [tuple(shlex.split(str(case))) for case in said.get("cases", [])] or [()]
-    varying = {key for key, values in axes.items() if len(values) > 1}
-    swept = [[f"{key}={value}" for value in values] for key, values in axes.items()]
+    cases = list(_cases(said.get("cases", []), where, problems)) or [()]
+    for key in gone:
+        cases = [_without(case, key) for case in cases]
+    for key in sorted(asked, key=_is_setting):
+        if any(_says(case, key) for case in cases):
+            cases = list(_overruled(cases, key, asked.pop(key)))
+    varied = [words for words in asked.values() if len(words) > 1]
+    fixed = [words[0] for words in asked.values() if len(words) == 1]
     found: dict[tuple[str, ...], Point] = {}
-    for case in _spread(cases, problems):
-        for combined in product(*swept):
-            own = (*case, *(text for text in combined if _key(text) in varying))
-            every = (*case, *combined, *fixed, *plain)
+    for case in cases:
+        for combined in product(*varied):
+            own = _drafting((*case, *combined))
+            every = (*own, *fixed, *plain)
             found.setdefault(every, Point(own, every))
     yield from found.values()
 
 
-def _spread(cases: Iterable[Sequence[str]], problems: list[Problem]) -> Iterator[tuple[str, ...]]:
+def _cases(said: Iterable[Any], where: str, problems: list[Problem]) -> Iterator[Case]:
     """A case may sweep too: `drafter=ngram,suffix depth.max=16` is two cases."""
+    for case in said:
+        try:
+            words = shlex.split(str(case))
+        except ValueError as error:
+            hint = "A case is typed as after a recipe: drafter=suffix depth.max=4,8"
+            problems.append(Problem(where, f"{str(case)!r} cannot be read: {error}.", hint))
+        else:
+            yield from product(*(_spread(text, problems) for text in words))
+
+
+def _spread(text: str, problems: list[Problem]) -> list[str]:
+    if not _sets(text):
+        return [text]
+    key = _key(text)
+    return [f"{key}={value}" for value in _values(key, text.partition("=")[2], problems)]
+
+
+def _overruled(cases: Sequence[Case], key: str, words: Sequence[str]) -> Iterator[Case]:
+    """The cases when `words` are what is said of the key. A setting replaces theirs. An option keeps the
+    cases that choose it, with all that belongs to it; one that none chooses takes another's place in
+    the plainest of them."""
+    option = not _is_setting(key)
+    named = [case for case in cases if _says(case, key)]
     for case in cases:
-        lists = [
-            [
-                f"{_key(text)}={value}"
-                for value in _values(_key(text), text.partition("=")[2], problems)
-            ]
-            if "=" in text
-            else [text]
-            for text in case
-        ]
-        yield from product(*lists)
+        if not (option and case in named):
+            kept = case if option else _without(case, key)
+            yield from ((*kept, word) for word in words)
+        elif set(words) & set(case):
+            yield case
+    if option:
+        plainest = _without(min(named, key=len), key)
+        known = {word for case in named for word in case}
+        yield from ((*plainest, word) for word in words if word not in known)
+
+
+def _says(case: Case, key: str) -> bool:
+    """Of a setting also what is below it."""
+    return _without(case, key) != case if _is_setting(key) else key in map(_key, case)
+
+
+def _sets(text: str) -> bool:
+    """`~key` takes away."""
+    return "=" in text and not text.startswith("~")
+
+
+def _is_setting(key: str) -> bool:
+    """Else one chooses an option with it."""
+    return "." in key
+
+
+def _without(case: Case, key: str) -> Case:
+    """What it says of other things than the key and what is below it."""
+    return tuple(text for text in case if not f"{_key(text)}.".startswith(f"{key}."))
+
+
+def _drafting(own: Case) -> Case:
+    """Where nobody drafts, how deep says nothing, and makes no points that differ."""
+    return _without(own, "depth") if NOBODY in own else own
 
 
 def _key(text: str) -> str:
-    return text.partition("=")[0].strip()
+    """As it is looked for: `model@draft_model` may also be typed `draft_model`."""
+    key = text.partition("=")[0].strip().lstrip("~+")
+    return key if _is_setting(key) else key.rpartition("@")[2]
 
 
 def _values(key: object, raw: Any, problems: list[Problem]) -> list[str]:

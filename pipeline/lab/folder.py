@@ -25,33 +25,47 @@ class FolderError(HeadraceError):
 @contextlib.contextmanager
 def own(folder: Path, mark: Mapping[str, Any], *, again: bool) -> Iterator[Path]:
     """The folder, locked, while the block runs. It is made if it is not there; with `again` one that
-    bears the same mark is gone on with. FolderError for any other that exists, and while another run
-    has it. If the block fails before anything but the mark was written, the folder is gone again."""
-    try:
+    bears the same mark is gone on with. FolderError for any other that exists, while another run has
+    it, and where one may not write. If the block fails before anything but the mark was written, the
+    folder is gone again."""
+    with _taught(folder):
         existed = folder.exists()
         _check(folder, mark, again)
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK)
         lock.acquire(timeout=0)
-    except Timeout:
-        what = (
-            f"another run writes into {folder}. Wait until it ends, or choose another: --out FOLDER"
-        )
-        raise FolderError(what) from None
-    except OSError as error:
-        what = f"{folder} cannot be written: {error.strerror}. Choose another: --out FOLDER"
-        raise FolderError(what) from error
     try:
-        _check(folder, mark, again)  # another run may have come and gone meanwhile
-        write(folder / MARK, json.dumps(mark, indent=1))
+        with _taught(folder):
+            _check(folder, mark, again)  # another run may have come and gone meanwhile
+            write(folder / MARK, json.dumps(mark, indent=1))
         yield folder
     finally:
+        _leave(folder, existed)
+        lock.release()
+
+
+@contextlib.contextmanager
+def _taught(folder: Path) -> Iterator[None]:
+    """Why the folder cannot be had, with what to type next."""
+    try:
+        yield
+    except Timeout:
+        what = f"another run writes into {folder}. Wait until it ends, or choose another"
+        raise FolderError(f"{what}: --out FOLDER") from None
+    except OSError as error:
+        what = f"{folder} cannot be written: {error.strerror or error}. Choose another"
+        raise FolderError(f"{what}: --out FOLDER") from error
+
+
+def _leave(folder: Path, existed: bool) -> None:
+    """Nothing of ours stays where nothing came of it. A run that takes the folder meanwhile keeps it:
+    what it has made there is no fault of the one that ends."""
+    with contextlib.suppress(OSError):
         if _empty(folder):
             (folder / MARK).unlink(missing_ok=True)
             (folder / LOCK).unlink(missing_ok=True)
             if not existed:
                 folder.rmdir()
-        lock.release()
 
 
 def _check(folder: Path, mark: Mapping[str, Any], again: bool) -> None:

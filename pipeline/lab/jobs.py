@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -25,13 +26,15 @@ OK, FAILED = "ok", "failed"
 
 @dataclass(frozen=True)
 class Job:
-    """What is measured, as plain data. `quality_tokens` 0: quality is not wanted."""
+    """What is measured, as plain data. `quality_tokens` 0: quality is not wanted. Relative paths begin in
+    `folder`, where there is one of that name."""
 
     recipe: str
     overrides: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     repeats: int = 3
     quality_tokens: int = 0
+    folder: str = ""
 
     @classmethod
     def from_json(cls, text: str) -> Job:
@@ -90,6 +93,8 @@ def main() -> int:
     """The only lines on standard output are ours: what else prints goes to standard error."""
     out, job = sys.stdout, Job.from_json(sys.stdin.readline())
     end_in_order()
+    with contextlib.suppress(OSError):  # a cluster's machine has another folder of its own
+        os.chdir(job.folder)
     with contextlib.redirect_stdout(sys.stderr):
         found = run(job)
     print(json.dumps(found), file=out, flush=True)

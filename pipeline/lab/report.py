@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import OpenError
+from pipeline.identity import digest
 from pipeline.lab import charts
 from pipeline.lab.charts import Line, Spot
 from pipeline.lab.experiment import Experiment
@@ -34,6 +36,8 @@ KINDS = ("speed", "memory", "quality")  # what is weighed against each other
 FEW = 2  # rounds of a width that say what it costs
 MOST = 8  # lines of one chart
 SMALL = 0.015  # of the time: stages below it are drawn as one
+OF = "workload."  # its settings
+APART = ("drafter", "depth", "draft_model", "workload")  # no part of what a pass costs
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,14 @@ def needs() -> None:
 def publish(
     folder: Path, experiment: Experiment, rows: Sequence[Row], about: Mapping[str, Any]
 ) -> None:
-    """Write results.csv, results.json and report.html, each whole."""
-    write(folder / "results.csv", as_csv(experiment, rows))
-    write(folder / "results.json", as_json(experiment, rows, about))
-    write(folder / "report.html", as_html(experiment, rows, about))
+    """Write results.csv, results.json and report.html: all are made before the first is written."""
+    made = {
+        "results.csv": as_csv(experiment, rows),
+        "results.json": as_json(experiment, rows, about),
+        "report.html": as_html(experiment, rows, about),
+    }
+    for name, text in made.items():
+        write(folder / name, text)
 
 
 def as_html(experiment: Experiment, rows: Sequence[Row], about: Mapping[str, Any]) -> str:
@@ -69,6 +77,7 @@ def as_html(experiment: Experiment, rows: Sequence[Row], about: Mapping[str, Any
     template = (resources.files("pipeline.lab") / "report.html").read_text("utf-8")
     good = [row for row in rows if row.status == OK]
     title = experiment.goal or experiment.name
+    measured = machines(good)
     page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(template)
     return page.render(
         experiment=experiment,
@@ -76,8 +85,9 @@ def as_html(experiment: Experiment, rows: Sequence[Row], about: Mapping[str, Any
         about=about,
         rows=rows,
         good=good,
-        machine=good[0].result["machine"] if good else {},
-        blas=good[0].contestant.get("blas") if good else None,
+        machines=measured,
+        apart=len({(one["cpu"], one["cores"], one["system"]) for one, _ in measured}) > 1,
+        known=sorted(row.when for row in good if row.known),
         best=list(best(experiment, good)),
         sections=[(title, list(made)) for title, made in _sections(experiment, good)],
         metrics=[(name, heading(name)) for name in experiment.metrics],
@@ -96,11 +106,24 @@ def _sections(experiment: Experiment, rows: Sequence[Row]) -> Iterator[tuple[str
     yield "Where the time goes", stages(rows)
 
 
+def machines(rows: Sequence[Row]) -> list[tuple[dict[str, Any], list[int]]]:
+    """What measured, and which points: those of a cluster may be of different machines."""
+    found: dict[str, tuple[dict[str, Any], list[int]]] = {}
+    for row in rows:
+        one = {**row.result["machine"], "blas": row.contestant.get("blas"), "date": ""}
+        found.setdefault(digest(one), (one, []))[1].append(row.number)
+    return list(found.values())
+
+
 def by_workload(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Figures of one workload say nothing about another's: each has plots of its own."""
+    """Figures of one workload say nothing about another's: each has plots of its own. One that is asked
+    otherwise (`workload.temperature=0,0.8`) is another."""
+    told = Counter(text for row in rows for text in row.overrides)
     found: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(row.workload, []).append(row)
+        own = [text for text in row.overrides if told[text] < len(rows)]
+        asked = [text.removeprefix(OF) for text in own if text.startswith(OF)]
+        found.setdefault(", ".join([row.workload, *asked]), []).append(row)
     return found
 
 
@@ -182,33 +205,42 @@ def _accepted(row: Row) -> tuple[list[float], list[float]]:
 
 
 def widths(rows: Sequence[Row]) -> Iterator[Chart]:
-    """Points with the same model, KV policy and number of rows tell of the same passes."""
-    pooled: dict[str, dict[int, list[float]]] = {}
+    """A line for all points that differ in who drafts and how deep, and in nothing else."""
+    for workload, some in by_workload(rows).items():
+        drawn = [Line(name, *_costs(seen)) for name, seen in _passes(some).items()]
+        drawn = [line for line in drawn if len(line.xs) > 1]
+        for at in range(0, len(drawn), MOST):
+            part, title = drawn[at : at + MOST], f"workload={workload}"
+            made = charts.lines(part, "tokens verified a row", "ms a round", title)
+            text = (
+                "A round without the drafter's own time. Width 1 is plain decoding; drafting pays where "
+                "more tokens are accepted than a wider pass costs."
+            )
+            yield Chart(made, f"Milliseconds of a round by verify width, {title}", text)
+
+
+def _passes(rows: Sequence[Row]) -> dict[str, dict[int, list[float]]]:
+    """What runs them -> width -> rounds and seconds."""
+    found: dict[str, dict[int, list[float]]] = {}
     for row in rows:
         for entry in row.contestant["widths"]:
-            told = pooled.setdefault(_passes(row, entry["rows"]), {}).setdefault(
-                entry["width"], [0, 0]
-            )
+            seen = found.setdefault(_runs(row, entry["rows"]), {})
+            told = seen.setdefault(entry["width"], [0, 0])
             told[0] += entry["rounds"]
             told[1] += entry["seconds"]
-    drawn = []
-    for name, seen in pooled.items():
-        known = sorted((width, 1e3 * s / n) for width, (n, s) in seen.items() if n >= FEW)
-        if len(known) > 1:
-            drawn.append(Line(name, [width for width, _ in known], [ms for _, ms in known]))
-    for at in range(0, len(drawn), MOST):
-        made = charts.lines(drawn[at : at + MOST], "tokens verified a row", "ms a round")
-        text = (
-            "A round without the drafter's own time. Width 1 is plain decoding; drafting pays where "
-            "more tokens are accepted than a wider pass costs."
-        )
-        yield Chart(made, "Milliseconds of a round by verify width", text)
+    return found
 
 
-def _passes(row: Row, rows: int) -> str:
-    own = [word for word in row.label.split(" ") if word.startswith(("kv", "model"))]
+def _runs(row: Row, rows: int) -> str:
+    own = [word for word in row.label.split(" ") if re.split("[.=]", word)[0] not in APART]
     name = " ".join(map(short_word, own)) or f"kv {row.contestant['choices']['kv']}"
     return f"{name}, {rows} row{'s' if rows > 1 else ''}"
+
+
+def _costs(seen: Mapping[int, Sequence[float]]) -> tuple[list[float], list[float]]:
+    """Widths of at least `FEW` rounds, and milliseconds of one."""
+    known = sorted((width, 1e3 * s / n) for width, (n, s) in seen.items() if n >= FEW)
+    return [width for width, _ in known], [ms for _, ms in known]
 
 
 def stages(rows: Sequence[Row]) -> Iterator[Chart]:

@@ -36,6 +36,7 @@ class Row:
     status: str = ""  # ok or failed
     reason: str = ""
     known: bool = False  # it had been run before
+    when: str = ""  # it was run
     result: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -56,12 +57,11 @@ def run(
     folder: Path,
     runner: Runner,
     tell: Tell,
-    allow: Sequence[str] = (),
     finish: Callable[[Path, list[Row]], None] = lambda folder, rows: None,
 ) -> list[Row]:
     """All rows, in order. ConfigError if no point fits together, or a metric can come of none; before
     that nothing is written. `finish` writes tables and report, while the folder is still ours."""
-    rows, jobs = _check(experiment, allow, runner.place)
+    rows, jobs = _check(experiment, runner.place)
     mark = {"kind": "sweep", "of": str(_whose(experiment))}
     with own(folder, mark, again=True):
         sweep_leftovers(folder)
@@ -87,19 +87,17 @@ def _whose(experiment: Experiment) -> Path | str:
     return experiment.name if shipped else experiment.path
 
 
-def _check(
-    experiment: Experiment, allow: Sequence[str], place: Mapping[str, Any]
-) -> tuple[list[Row], dict[int, Job]]:
+def _check(experiment: Experiment, place: Mapping[str, Any]) -> tuple[list[Row], dict[int, Job]]:
     """Each point composed: those that do not fit together have failed already."""
     rows: dict[str, Row] = {}
     jobs, refused = {}, []
     checked: list[Checked] = []
     facts = {"place": place, "packages": here.packages(), "cores": os.cpu_count()}
     for point in experiment.points:
-        job = _job(experiment, point, allow)
+        job = _job(experiment, point)
         row = Row(len(rows) + 1, point.label, typed(point.overrides))
         try:
-            checked.append(found := Checked.of(job.recipe, job.overrides, allow))
+            checked.append(found := Checked.of(job.recipe, job.overrides, job.allow))
         except ConfigError as error:
             row.status = FAILED
             row.reason = untold("; ".join(map(str, error.problems)), job.recipe, job.overrides)
@@ -117,13 +115,14 @@ def _check(
     return list(rows.values()), jobs
 
 
-def _job(experiment: Experiment, point: Point, allow: Sequence[str]) -> Job:
+def _job(experiment: Experiment, point: Point) -> Job:
     return Job(
         experiment.recipe,
         point.overrides,
-        tuple(allow),
+        experiment.allow,
         experiment.repeats,
         experiment.quality_tokens,
+        str(Path.cwd()),
     )
 
 
@@ -187,6 +186,7 @@ def _recall(points: Path, row: Row) -> bool:
     if stored.get("status") != OK:
         return False
     row.status, row.result, row.known = OK, stored["result"], True
+    row.when = stored["when"]
     return True
 
 
@@ -195,5 +195,5 @@ def _take(points: Path, row: Row, job: Job, found: Mapping[str, Any]) -> None:
     reason = untold(str(found.get("reason", "")), job.recipe, job.overrides)
     row.reason = " ".join(reason.split())
     row.result = {k: v for k, v in found.items() if k not in ("status", "reason")}
-    stored = {**asdict(row), "when": time.strftime("%Y-%m-%d %H:%M:%S")}
-    write(points / f"{row.digest}.json", json.dumps(stored, indent=1))
+    row.when = time.strftime("%Y-%m-%d %H:%M:%S")
+    write(points / f"{row.digest}.json", json.dumps(asdict(row), indent=1))

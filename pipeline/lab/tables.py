@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -14,6 +13,7 @@ from pipeline.lab.experiment import Experiment
 from pipeline.lab.jobs import OK
 from pipeline.lab.metrics import METRICS
 from pipeline.lab.sweep import Row
+from pipeline.secrets import command
 
 
 def shown(metric: str, value: float | None) -> str:
@@ -59,12 +59,13 @@ def short_word(word: str) -> str:
 
 def repeat(experiment: Experiment, row: Row) -> list[str]:
     """Commands that measure this point again, and its quality where it was asked for."""
-    own = [shlex.quote(text) for text in row.overrides]
-    words = " ".join([shlex.quote(experiment.recipe), *own])
-    found = [f"headrace bench {words} --repeats {experiment.repeats}"]
+    asked = [("bench", ("--repeats", experiment.repeats))]
     if experiment.quality_tokens:
-        found.append(f"headrace quality {words} --tokens {experiment.quality_tokens}")
-    return found
+        asked.append(("quality", ("--tokens", experiment.quality_tokens)))
+    return [
+        command(verb, experiment.recipe, row.overrides, experiment.allow, more)
+        for verb, more in asked
+    ]
 
 
 def as_csv(experiment: Experiment, rows: Sequence[Row]) -> str:
@@ -77,12 +78,13 @@ def as_csv(experiment: Experiment, rows: Sequence[Row]) -> str:
     ]
     columns = [f"{name}{end}" for name in names for end in ("", "_low", "_high")]
     out = csv.writer(text, lineterminator="\n")
-    out.writerow(["number", "point", "workload", "status", "reason", "known", *columns, "repeat"])
+    told = ["number", "point", "workload", "status", "reason", "known", "when"]
+    out.writerow([*told, *columns, "repeat"])
     for row in rows:
         figures = [row.figure(name) or {} for name in names]
         values = [one.get(key) for one in figures for key in ("median", "low", "high")]
-        told = [row.number, row.label, row.workload, row.status, row.reason, row.known]
-        out.writerow([*told, *values, "; ".join(repeat(experiment, row))])
+        said = [row.number, row.label, row.workload, row.status, row.reason, row.known, row.when]
+        out.writerow([*said, *values, "; ".join(repeat(experiment, row))])
     return text.getvalue()
 
 
@@ -112,7 +114,8 @@ def as_table(experiment: Experiment, rows: Sequence[Row]) -> Any:
     table.add_column("")
     for row in rows:
         values = [shown(name, median(row, name)) for name in experiment.metrics]
-        note = ("known" if row.known else "") if row.status == OK else f"failed: {row.reason}"
+        known = f"known, of {row.when}" if row.known else ""
+        note = known if row.status == OK else f"failed: {row.reason}"
         told = [short(row.label), row.workload] if several else [short(row.label)]
         table.add_row(str(row.number), *map(escape, told), *values, escape(note))
     return table

@@ -99,5 +99,7 @@ class Search:
         wanted = self.wanted
         tokens = wanted.quality_tokens if knob.quality else 0
         path = find_recipe(wanted.recipe)
-        experiment = Experiment(wanted.recipe, path, tuple(points), METRICS, wanted.repeats, tokens)
-        return run(experiment, self.folder, self.runner, self.tell, self.allow)
+        experiment = Experiment(
+            wanted.recipe, path, tuple(points), METRICS, wanted.repeats, tokens, tuple(self.allow)
+        )
+        return run(experiment, self.folder, self.runner, self.tell)
