@@ -151,6 +151,7 @@ def settings(cell: Cell, heads: Heads, layer_map: str) -> list[str]:
         *target(cell, layer_map), "flow=resumable", f"drafter={cell.drafter}", *needs,
         *heads.needs(cell.drafter, cell.family), "depth.max=3", f"tier={cell.tier}",
         "stage.progress_capture.checkpoint_tokens=3",
+        "stage.checkpoint_capture.min_tokens=4",  # the shortest prompt too
     ]  # fmt: skip
 
 
