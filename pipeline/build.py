@@ -19,10 +19,14 @@ from pipeline.plan import Plan, Spec, plan, resolve, source
 
 
 def pipeline_to_run(
-    recipe: str, overrides: Sequence[str] = (), allow: Iterable[str] = ()
+    recipe: str,
+    overrides: Sequence[str] = (),
+    allow: Iterable[str] = (),
+    without: Sequence[str] = (),
 ) -> Pipeline:
     """Compose, plan and build in the order that running needs: the device first."""
-    return build(plan(compose(recipe, overrides), allow=allow, first=open_device))
+    composed = compose(recipe, overrides, without)
+    return build(plan(composed, allow=allow, first=open_device))
 
 
 def open_device(spec: Spec) -> Any:

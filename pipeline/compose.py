@@ -99,8 +99,11 @@ class _Draft:
         return Composed(recipe, config, *said, self.catalog, tuple(self.problems), self.chosen_by)
 
 
-def compose(recipe: str | None, overrides: Sequence[str] = ()) -> Composed:
-    """Compose a recipe (bare name or path; None: base alone). Only an unreadable recipe raises."""
+def compose(
+    recipe: str | None, overrides: Sequence[str] = (), without: Sequence[str] = ()
+) -> Composed:
+    """Compose a recipe (bare name or path; None: base alone), less what it sets in the groups `without`.
+    Only an unreadable recipe raises."""
     path = find_recipe(recipe) if recipe else None
     conf = package_folder("conf")
     draft = _Draft(Catalog(conf, (path.parent,) if path else ()))
@@ -113,12 +116,8 @@ def compose(recipe: str | None, overrides: Sequence[str] = ()) -> Composed:
     _choose(parsed, base, draft)
     tree = _join_options(draft)
     known = [str(key) for key in tree]
-    _lay(
-        tree,
-        {k: v for k, v in body.items() if k not in ("defaults", SWEEP)},
-        f"recipe {path and path.stem}",
-        draft,
-    )
+    values = {k: v for k, v in body.items() if k not in ("defaults", SWEEP, *without)}
+    _lay(tree, values, f"recipe {path and path.stem}", draft)
     _lay_overlays(tree, draft)
     _set_values(tree, parsed, draft)
     _refuse_unknown(tree, known, draft)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 
+import lab_rows
 import pytest
 
 from pipeline.cli import main
 from pipeline.lab import quality
+from pipeline.lab.tables import repeat
 from pipeline.lab.texts import read
 
 FEW = ("--tokens", "200")
@@ -65,12 +67,55 @@ def test_which_policies_are_compared():
 
 def test_a_recipes_own_drafter_and_tier_do_not_disturb(cli, tmp_path):
     recipe = tmp_path / "mine.yaml"
-    defaults = (
-        "[base, override flow: speculative, override model: tiny, override drafter: ngram, _self_]"
+    recipe.write_text(
+        "defaults:\n"
+        "  - base\n"
+        "  - override flow: speculative\n"
+        "  - override model: tiny\n"
+        "  - override model@draft_model: tiny\n"
+        "  - override drafter: cascade\n"
+        "  - override tier: [disk]\n"
+        "  - _self_\n"
+        "draft_model: {layers: 1}\n"
+        "drafter: {order: [ngram, two_model], ngram: {min_ngram: 2}}\n"
+        "tier: {disk: {max_gb: 1.0}}\n"
+        "flow: {decode: [draft, verify, accept, detokenize, commit]}\n"
     )
-    recipe.write_text(f"defaults: {defaults}\ndrafter: {{min_ngram: 2}}\n")
+    assert main(["check", str(recipe)]) == 0
     code, out, err = cli(str(recipe), "kv=native", "--tokens", "20")
     assert code == 0 and "| 1-20 " in out, err
+
+
+def test_the_chosen_policy_is_scored_with_the_recipes_own_settings(tmp_path):
+    (tmp_path / "kv").mkdir()
+    (tmp_path / "kv" / "own.yaml").write_text(
+        "# Mine.\n_target_: stages.kv.affine.Affine\nbits: 4\n"
+    )
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        "defaults: [base, override model: tiny, override kv: own, _self_]\n"
+        "model: {head_size: 64}\nkv: {bits: 2}\n"
+    )
+    found = {}
+    for bits, named in (("recipe's", []), ("option's", ["own"])):
+        report = quality.measure(quality.asked(str(recipe), [], named), read("mill"), [64])
+        (found[bits],) = report["outcomes"]
+    two, four = found["recipe's"], found["option's"]
+    assert two.policy == four.policy == "kv=own"
+    assert two.bytes_per_token < four.bytes_per_token and two.whole.kl > four.whole.kl > 0
+
+
+def test_the_command_of_a_point_measures_its_own_policy_only():
+    wanted, row = lab_rows.experiment(), lab_rows.rows()[0]
+    row.overrides = ("drafter=suffix",)
+    assert (
+        repeat(wanted, row)[1]
+        == "headrace quality kv_quality drafter=suffix --kv native --tokens 512"
+    )
+    row.overrides = ("kv=native",)
+    assert repeat(wanted, row)[1] == "headrace quality kv_quality kv=native --tokens 512"
+    row.overrides, row.contestant["choices"]["kv"] = ("drafter=suffix",), "kv4"  # the recipe's
+    assert repeat(wanted, row)[1] == "headrace quality kv_quality drafter=suffix --tokens 512"
 
 
 @pytest.mark.parametrize(

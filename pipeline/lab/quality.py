@@ -12,23 +12,22 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import yaml
-
-import pipeline
-from pipeline.catalog import Catalog, find_recipe, load_yaml, package_folder
+from pipeline.build import pipeline_to_run
+from pipeline.catalog import Catalog, package_folder
 from pipeline.compose import compose
+from pipeline.engine import Engine
 from pipeline.errors import ConfigError, HeadraceError, OpenError
 from pipeline.lab.table import markdown
 
 LENGTHS = (128, 256, 512, 1024, 2048)  # tokens of context that end a line of the table
 CHUNK = 64  # tokens that are scored at once
-OWN = re.compile(r"[~+]*(flow|drafter|tier|stage\.score)\b")  # ours to choose
+OURS = ("flow", "drafter", "draft_model", "tier")  # groups that are ours to choose
+OWN = re.compile(r"[~+]*(flow|drafter|(model@)?draft_model|tier|stage\.score)\b")
 KV = re.compile(r"[~+]*kv\b")
-FLOW = ("flow=score", "drafter=none", "tier=none", "debug=none")
+FLOW = ("flow=score", "drafter=none", "draft_model=none", "tier=none", "debug=none")
 NATIVE = ("kv=native",)
 
 
@@ -65,26 +64,23 @@ class Asked:
     policies: Mapping[str, tuple[str, ...]]
     named: bool  # by the user: one that cannot be used is an error, not a line
     allow: tuple[str, ...] = ()
+    without: tuple[str, ...] = OURS  # groups whose values in the recipe are not the policies'
 
 
 def asked(
     recipe: str, overrides: Sequence[str], named: Sequence[str], allow: Iterable[str] = ()
 ) -> Asked:
     """The policies named; else the one chosen; else, where that is `native` by default, all there
-    are. Settings typed for the chosen one (`kv.bits=…`) are its own."""
+    are. Settings of the chosen one, in the recipe or typed (`kv.bits=…`), are its own."""
     common = tuple(text for text in overrides if not OWN.match(text) and not KV.match(text))
     own = tuple(text for text in overrides if KV.match(text))
     chosen = str(compose(recipe, [*common, *own]).choices["kv"])
-    label = " ".join([f"kv={chosen}", *(text for text in own if not text.startswith("kv="))])
-    policies: dict[str, tuple[str, ...]]
-    if named:
-        policies = {f"kv={name}": (f"kv={name}",) for name in named}
-    elif own or chosen != "native":
-        policies = {label: own}
-    else:
-        known = set(Catalog(package_folder("conf")).options("kv")) - {"native"}
-        policies = {f"kv={name}": (f"kv={name}",) for name in sorted(known) or ["native"]}
-    return Asked(recipe, common, policies, bool(named or own), tuple(allow))
+    if not named and (own or chosen != "native"):
+        label = " ".join([f"kv={chosen}", *(text for text in own if not text.startswith("kv="))])
+        return Asked(recipe, common, {label: own}, bool(own), tuple(allow))
+    known = set(Catalog(package_folder("conf")).options("kv")) - {"native"}
+    policies = {f"kv={name}": (f"kv={name}",) for name in named or sorted(known) or ["native"]}
+    return Asked(recipe, common, policies, bool(named), tuple(allow), (*OURS, "kv"))
 
 
 def measure(
@@ -92,8 +88,7 @@ def measure(
 ) -> dict[str, Any]:
     """Score `text` under native, then under each policy. Plain data: model, tokens, outcomes."""
     with TemporaryDirectory() as folder:
-        recipe = _without_settings(wanted.recipe, Path(folder))
-        runs = _Runs(recipe, wanted, f"{folder}/reference")
+        runs = _Runs(wanted, f"{folder}/reference")
         say("kv=native: the reference")
         model, ids = runs.record(text, max(lengths))
         outcomes = []
@@ -105,13 +100,12 @@ def measure(
 
 @dataclass(frozen=True)
 class _Runs:
-    recipe: str
     wanted: Asked
     folder: str
 
     def record(self, text: str, most: int) -> tuple[str, list[int]]:
         """The native run: the model's name and the ids that were scored."""
-        with self._load(NATIVE, "record") as engine:
+        with self._load(NATIVE, "record", (*OURS, "kv")) as engine:
             info = engine.target_info
             ids = engine.tokenizer.encode(text)[: min(most + 1, info["context_len"] - 1)]
             if len(ids) < 2:
@@ -123,7 +117,7 @@ class _Runs:
         self, label: str, own: Sequence[str], ids: list[int], lengths: Sequence[int]
     ) -> Outcome:
         try:
-            with self._load(own, "reference") as engine:
+            with self._load(own, "reference", self.wanted.without) as engine:
                 parts = engine.pipeline.parts
                 size = float(parts["kv"].bytes_per_token(parts["model"]))
                 entries = _score(engine, ids)
@@ -134,27 +128,16 @@ class _Runs:
         lines = tuple(_lines(entries, lengths))
         return Outcome(label, size, lines, _line(entries, 0, len(entries)))
 
-    def _load(self, own: Sequence[str], what: str) -> Any:
-        settings = [*self.wanted.overrides, *own, *FLOW, f"stage.score.{what}={self.folder}"]
-        return pipeline.load(self.recipe, *settings, allow=self.wanted.allow)
+    def _load(self, own: Sequence[str], what: str, without: Sequence[str]) -> Any:
+        wanted = self.wanted
+        settings = [*wanted.overrides, *own, *FLOW, f"stage.score.{what}={self.folder}"]
+        return Engine(pipeline_to_run(wanted.recipe, settings, wanted.allow, without))
 
 
 def _score(engine: Any, ids: list[int]) -> list[dict[str, Any]]:
     answer = engine.generate(ids, prompt_logprobs=0, max_tokens=0, prefill_chunk=CHUNK)
     found: list[dict[str, Any]] = answer["prompt_logprobs"][1:]
     return found
-
-
-def _without_settings(recipe: str, folder: Path) -> str:
-    """The recipe, or a copy of it without what it sets inside the groups that are chosen here."""
-    path = find_recipe(recipe)
-    body = load_yaml(path)
-    ours = [group for group in ("drafter", "tier", "kv") if group in body]
-    if not ours:
-        return recipe
-    copy = folder / path.name
-    copy.write_text(yaml.safe_dump({k: v for k, v in body.items() if k not in ours}), "utf-8")
-    return str(copy)
 
 
 def _lines(entries: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> Iterator[Line]:

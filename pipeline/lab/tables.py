@@ -59,13 +59,19 @@ def short_word(word: str) -> str:
 
 def repeat(experiment: Experiment, row: Row) -> list[str]:
     """Commands that measure this point again, and its quality where it was asked for."""
-    asked = [("bench", ("--repeats", experiment.repeats))]
+    asked: dict[str, tuple[object, ...]] = {"bench": ("--repeats", experiment.repeats)}
     if experiment.quality_tokens:
-        asked.append(("quality", ("--tokens", experiment.quality_tokens)))
+        asked["quality"] = (*_policy(row), "--tokens", experiment.quality_tokens)
     return [
         command(verb, experiment.recipe, row.overrides, experiment.allow, more)
-        for verb, more in asked
+        for verb, more in asked.items()
     ]
+
+
+def _policy(row: Row) -> tuple[str, ...]:
+    """Where nobody chose native, `headrace quality` without this measures every policy."""
+    chosen = row.contestant.get("choices", {}).get("kv")
+    return ("--kv", "native") if chosen == "native" and "kv=native" not in row.overrides else ()
 
 
 def as_csv(experiment: Experiment, rows: Sequence[Row]) -> str:
