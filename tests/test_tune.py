@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from pipeline.catalog import find_recipe
 from pipeline.cli import main
 from pipeline.compose import compose
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, HeadraceError
+from pipeline.lab.folder import FolderError
 from pipeline.lab.metrics import spread
+from pipeline.lab.sweep import owned
 from pipeline.lab.tune import goals, recipe, search
 from pipeline.lab.tune.goals import GOALS, KNOBS
 from pipeline.lab.tune.search import Search, Wanted
@@ -25,6 +29,7 @@ SECONDS |= {
 }
 BYTES = {"kv=kv8": 28, "kv=turboquant": 22, "kv=kv4": 16, "kv=rotated": 16}
 TOP1 = {"kv=kv8": 0.99, "kv=turboquant": 0.96, "kv=rotated": 0.94, "kv=kv4": 0.8}
+KL = {"kv=kv8": 0.0003, "kv=turboquant": 0.02, "kv=rotated": 0.04, "kv=kv4": 0.08}
 
 
 def figures(overrides):
@@ -39,6 +44,7 @@ def figures(overrides):
         "tokens_per_s": spread([100 / seconds]),
         "kv_bytes_per_token": spread([BYTES.get(kv, 100)]),
         "top1": spread([TOP1.get(kv, 1.0)]),
+        "kl": spread([KL.get(kv, 0.0)]),
     }
     return found
 
@@ -84,6 +90,54 @@ def test_the_fewest_bytes_and_another_floor(tmp_path):
     assert "kv=native" in found.overrides
 
 
+def test_a_floor_of_one_lets_no_score_change(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "KNOBS", KNOBS[:1])
+    monkeypatch.setitem(TOP1, "kv=kv8", 1.0)
+    _, steps = tuned(tmp_path, "latency", floor=1.0)
+    assert steps[0].chosen == ""
+    told = {v.row.label: v.why for v in steps[0].verdicts}
+    assert told["kv=kv8"] == "below the floor: KL 0.0003, and 1 allows none"
+    assert tuned(tmp_path / "less", "latency", floor=0.99)[1][0].chosen == "kv=kv8"
+
+
+def test_a_model_that_keeps_no_tokens_has_no_bytes_to_save(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "KNOBS", KNOBS[:1])
+    for name in ("kv=native", *BYTES):
+        monkeypatch.setitem(BYTES, name, 0)
+    _, steps = tuned(tmp_path, "memory")
+    assert steps[0].chosen == ""
+    told = {v.row.label: v.why for v in steps[0].verdicts}
+    assert told["kv=kv8"] == "no better than as it is: 0 B"
+
+
+def test_where_nothing_can_be_chosen_each_reason_is_said(tmp_path, monkeypatch):
+    knob = goals.Knob("kv", ("kv=kv8", "kv=paged"), quality=True)
+    monkeypatch.setattr(search, "KNOBS", [knob])
+    with pytest.raises(HeadraceError) as caught:
+        tuned(tmp_path, "latency", floor=0.995, overrides=("kv=kv4",))
+    assert str(caught.value).splitlines() == [
+        "no kv can be chosen:",
+        "  as it is: below the floor: top-1 0.800 < 0.995",
+        "  kv=kv8: below the floor: top-1 0.990 < 0.995",
+        "  kv=paged: refused: no blocks today",
+    ]
+
+
+def test_the_folder_is_its_own_from_the_first_knob_to_the_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "KNOBS", KNOBS[-2:])
+    wanted = Wanted("smollm2", ("drafter=none",), GOALS["memory"], 0.95, 3)
+    steps = Search(wanted, tmp_path / "x", Runner(), lambda row, of: None).steps()
+    for _ in steps:
+        with pytest.raises(FolderError, match="another run writes into"), ours(tmp_path / "x"):
+            pass
+    with ours(tmp_path / "x"):
+        assert list((tmp_path / "x" / "points").iterdir())
+
+
+def ours(folder):
+    return owned(find_recipe("smollm2"), folder)
+
+
 def test_depth_is_left_where_nobody_drafts(tmp_path, monkeypatch):
     monkeypatch.setattr(search, "KNOBS", [knob for knob in KNOBS if knob.drafts])
     _, (step,) = tuned(tmp_path, "throughput")
@@ -103,6 +157,44 @@ def test_the_recipe_says_what_was_meant(tmp_path):
     assert path.read_text().startswith("# Goal: mine.\ndefaults:\n  - base\n")
     with pytest.raises(ConfigError, match="is there already"):
         recipe.write(path, "", meant)
+
+
+def test_a_recipe_repeats_what_overlays_say(tmp_path):
+    """An overlay that it chose would win over what was tuned."""
+    meant = compose("fake", ["debug=small", "limits.max_rows=4"])
+    path = tmp_path / "mine.yaml"
+    recipe.write(path, recipe.text(meant, []), meant)
+    fresh = compose(str(path))
+    assert (
+        fresh.config["limits"] == meant.config["limits"] and fresh.config["limits"]["max_rows"] == 4
+    )
+    assert fresh.config["telemetry"]["trace"] is True
+
+
+def test_a_recipe_that_would_not_be_found_is_refused_before_anything_is_measured(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("drafter", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "drafter" / "sure.yaml").write_text(
+        "_target_: stages.drafters.ngram.NGram\nmin_ngram: 2\n"
+    )
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [base, override flow: speculative, override drafter: cascade, _self_]\n"
+        "drafter: {order: [sure, suffix]}\n"
+    )
+    words = ["tune", "mine.yaml", "--goal", "latency"]
+    assert main([*words, "-o", "other/x.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "other/x.yaml: a recipe there does not find drafter=sure, which lies beside yours." in said
+    )
+    assert f"Try: -o {tmp_path.resolve() / 'x.yaml'}" in said
+    assert main([*words, "-o", f"{'x' * 300}.yaml"]) == 2
+    assert "x.yaml: cannot be written: File name too long." in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists() and not list((tmp_path / "other").iterdir())
+    recipe.check(tmp_path / "x.yaml", compose("mine.yaml"))
 
 
 def test_a_recipe_keeps_names_with_dots_and_what_was_set_to_nothing(tmp_path):
@@ -152,8 +244,9 @@ def test_on_a_model_of_no_weights(tmp_path, monkeypatch, capsys):
     )
     assert "max_rows: 16" in text and "# Goal: fake, tuned: as many tokens a second" in text
     assert main(["check", "t.yaml"]) == 0
-    assert main(words) == 2
-    assert "t.yaml is there already" in capsys.readouterr().err
+    (command,) = [line for line in text.splitlines() if line.startswith("# Tuned by: headrace ")]
+    assert main(shlex.split(command)[4:]) == 2, "it can be typed as it stands"
+    assert "t.yaml: is there already. Take another name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -162,6 +255,10 @@ def test_on_a_model_of_no_weights(tmp_path, monkeypatch, capsys):
         (["--floor", "2", "-o", "x.yaml"], "--floor: wants a share from 0 to 1, got 2.0"),
         (["-o", "x.lock.yaml"], "a recipe's name ends with .yaml"),
         (["-o", "no/x.yaml"], "there is no folder no"),
+        (
+            ["~model.seed", "-o", "x.yaml"],
+            "~model.seed: a recipe cannot say that a setting is taken away",
+        ),
     ],
 )
 def test_mistakes(words, said, tmp_path, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -21,7 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--goal", choices=GOALS, required=True, help="what is wanted most")
     parser.add_argument(
         "--floor", type=float, default=0.95, metavar="SHARE",
-        help="quality: least top-1 agreement with kv=native (0.95); 1 keeps answers as they are",
+        help="quality: least top-1 agreement with kv=native (0.95); 1: and no score may differ (KL 0)",
     )  # fmt: skip
     parser.add_argument(
         "--repeats", type=count, default=3, metavar="N", help="measured passes a point (3)"
@@ -37,12 +38,15 @@ def run(args: Namespace) -> int:
     from pipeline.compose import compose
     from pipeline.lab.children import end_in_order
     from pipeline.lab.runners import LocalRunner
+    from pipeline.lab.sides import Checked
     from pipeline.lab.tune import recipe
     from pipeline.lab.tune.goals import GOALS
     from pipeline.lab.tune.search import Search, Wanted
 
     end_in_order()
     _refuse(args)
+    as_it_is = Checked.of(args.recipe, args.overrides, args.allow_code)
+    recipe.check(args.output, as_it_is.built.composed)
     goal = GOALS[args.goal]
     wanted = Wanted(args.recipe, tuple(args.overrides), goal, args.floor, args.repeats)
     folder = args.out or Path("runs") / f"tune-{args.output.stem}"
@@ -57,7 +61,8 @@ def run(args: Namespace) -> int:
             lines.append(_told(step))
     tuned = compose(args.recipe, search.overrides)
     recipe.write(args.output, recipe.text(tuned, _head(args, goal.title, lines)), tuned)
-    print(f"{args.output}: {_next(args, 'serve')}; {_next(args, 'lock')} -o …")
+    lock = shlex.quote(str(args.output.with_suffix(".lock.yaml")))
+    print(f"{args.output}: {_next(args, 'serve')}; {_next(args, 'lock')} -o {lock}")
     return 0
 
 
@@ -67,10 +72,11 @@ def _refuse(args: Namespace) -> None:
         raise UsageError(f"--floor: wants a share from 0 to 1, got {args.floor}")
     if args.output.suffix != ".yaml" or args.output.name.endswith(".lock.yaml"):
         raise UsageError(f"--output: a recipe's name ends with .yaml, got {args.output}")
-    if args.output.exists():
-        raise UsageError(f"--output: {args.output} is there already. Take another name")
     if not args.output.parent.is_dir():
         raise UsageError(f"--output: there is no folder {args.output.parent}")
+    if taken := [word for word in args.overrides if word.startswith("~")]:
+        what = "a recipe cannot say that a setting is taken away. Type its value instead"
+        raise UsageError(f"{taken[0]}: {what}")
 
 
 def _told(step: Step) -> str:
@@ -95,6 +101,8 @@ def _command(args: Namespace) -> str:
     from pipeline.secrets import command, typed
 
     asked = ["--goal", args.goal, "--floor", f"{args.floor:g}", "--repeats", str(args.repeats)]
+    asked += ["--out", str(args.out)] if args.out else []
+    asked += ["-o", str(args.output)]
     return command("tune", args.recipe, typed(args.overrides), args.allow_code, asked)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -62,29 +63,44 @@ def run(
     """All rows, in order. ConfigError if no point fits together, or a metric can come of none; before
     that nothing is written. `finish` writes tables and report, while the folder is still ours."""
     rows, jobs = _check(experiment, runner.place)
-    mark = {"kind": "sweep", "of": str(_whose(experiment))}
-    with own(folder, mark, again=True):
-        sweep_leftovers(folder)
-        points = folder / "points"
-        points.mkdir(exist_ok=True)
-        waiting = [row for row in rows if row.digest and not _recall(points, row)]
-        for row in rows:
-            if row not in waiting:
-                tell(row, len(rows))
-        try:
-            for index, found in runner([jobs[row.number] for row in waiting]):
-                _take(points, waiting[index], jobs[waiting[index].number], found)
-                tell(waiting[index], len(rows))
-        finally:
-            if not any(points.iterdir()):
-                points.rmdir()
+    with owned(experiment.path, folder):
+        _fill(folder, rows, jobs, runner, tell)
         finish(folder, rows)
     return rows
 
 
-def _whose(experiment: Experiment) -> Path | str:
-    shipped = experiment.path.is_relative_to(package_folder("recipes"))
-    return experiment.name if shipped else experiment.path
+def owned(recipe: Path, folder: Path) -> AbstractContextManager[Path]:
+    """The folder, for the points of this recipe, while the block runs. FolderError if another has it."""
+    shipped = recipe.is_relative_to(package_folder("recipes"))
+    whose = recipe.stem if shipped else str(recipe)
+    return own(folder, {"kind": "sweep", "of": whose}, again=True)
+
+
+def measure(experiment: Experiment, folder: Path, runner: Runner, tell: Tell) -> list[Row]:
+    """As `run`, in a folder that is `owned` for longer than these points."""
+    rows, jobs = _check(experiment, runner.place)
+    _fill(folder, rows, jobs, runner, tell)
+    return rows
+
+
+def _fill(
+    folder: Path, rows: Sequence[Row], jobs: Mapping[int, Job], runner: Runner, tell: Tell
+) -> None:
+    """What is known is recalled, the others are run."""
+    sweep_leftovers(folder)
+    points = folder / "points"
+    points.mkdir(exist_ok=True)
+    waiting = [row for row in rows if row.digest and not _recall(points, row)]
+    for row in rows:
+        if row not in waiting:
+            tell(row, len(rows))
+    try:
+        for index, found in runner([jobs[row.number] for row in waiting]):
+            _take(points, waiting[index], jobs[waiting[index].number], found)
+            tell(waiting[index], len(rows))
+    finally:
+        if not any(points.iterdir()):
+            points.rmdir()
 
 
 def _check(experiment: Experiment, place: Mapping[str, Any]) -> tuple[list[Row], dict[int, Job]]:

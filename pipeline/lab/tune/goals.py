@@ -92,34 +92,43 @@ class Verdict:
     why: str
 
 
-def high_enough(row: Row, floor: float | None) -> bool:
-    """Whether a measured row's answers agree often enough with those of kv=native."""
-    top1 = median(row, "top1")
-    return not row.reason and (floor is None or top1 is None or top1 >= floor)
+def refusal(row: Row, floor: float | None) -> str:
+    """Why a row cannot be chosen, whatever it gains; empty if it can. `floor` is None where answers
+    are the same for all candidates."""
+    if row.reason:
+        return f"refused: {row.reason}"
+    top1, kl = median(row, "top1"), median(row, "kl")
+    if floor is None or top1 is None:
+        return ""
+    if top1 < floor:
+        return f"below the floor: top-1 {top1:.3f} < {floor:g}"
+    if floor == 1 and kl:
+        return f"below the floor: KL {kl:.2g}, and 1 allows none"
+    return ""
 
 
 def judge(row: Row, best: Row, metric: str, floor: float | None) -> Verdict:
     """Against the best so far: better by enough, and its median beyond all samples of the other's."""
-    if row.reason:
-        return Verdict(row, False, f"refused: {row.reason}")
+    if why := refusal(row, floor):
+        return Verdict(row, False, why)
     value, held = row.figure(metric), best.figure(metric)
     if value is None or held is None:
         return Verdict(row, False, f"has no {metric}")
-    if not high_enough(row, floor):
-        return Verdict(row, False, f"below the floor: top-1 {median(row, 'top1'):.3f} < {floor:g}")
     if row is best:
         return Verdict(row, False, "the first that is good enough")
+    if not held["median"]:  # a model that keeps no tokens has no bytes of them to save
+        return Verdict(row, False, f"no better than {best.label}: {told(best, metric)}")
     less = METRICS[metric].better == "less"
     gain = value["median"] / held["median"] - 1
     gain = -gain if less else gain
     beyond = value["median"] < held["low"] if less else value["median"] > held["high"]
-    told = f"{abs(gain):.1%} {'better' if gain > 0 else 'worse'} than {best.label}"
+    said = f"{abs(gain):.1%} {'better' if gain > 0 else 'worse'} than {best.label}"
     if gain >= LEAST_GAIN and (beyond or value["median"] == value["low"] == value["high"]):
-        return Verdict(row, True, told)
+        return Verdict(row, True, said)
     enough = (
         "too little to count" if 0 <= gain < LEAST_GAIN else "within the spread" if gain > 0 else ""
     )
-    return Verdict(row, False, f"{told}, {enough}" if enough else told)
+    return Verdict(row, False, f"{said}, {enough}" if enough else said)
 
 
 def told(row: Row, metric: str) -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.catalog import dump_yaml
-from pipeline.compose import Composed, compose
+from pipeline.catalog import ALWAYS, dump_yaml
+from pipeline.compose import OVERLAYS, Composed, compose, leaves
 from pipeline.errors import ConfigError, Problem
 from pipeline.secrets import ENVIRONMENT, storable
 
 NOT_OURS = ("workload",)  # how it was measured is not what is served
-SET = ("recipe ", "command line", ENVIRONMENT)  # sources of values that a recipe has to repeat
+# Sources of values that a recipe has to repeat. Overlays are repeated, not chosen: they would win over it.
+SET = ("recipe ", "command line", ENVIRONMENT, *(f"{group}=" for group in OVERLAYS))
 
 
 def text(composed: Composed, comments: Iterable[str]) -> str:
@@ -29,7 +31,7 @@ def _defaults(composed: Composed) -> list[str]:
     chosen = {
         key: option
         for key, option in composed.choices.items()
-        if option != base.get(key) and key not in NOT_OURS
+        if option != base.get(key) and key not in (*NOT_OURS, *OVERLAYS)
     }
     lines = [f"  - override {key}: {_written(option)}" for key, option in chosen.items()]
     return ["defaults:", "  - base", *lines, "  - _self_"]
@@ -57,19 +59,59 @@ def _said(node: Mapping[str, Any], sources: Mapping[str, str], path: str = "") -
     return found
 
 
+def check(path: Path, meant: Composed) -> None:
+    """Before anything is measured. ConfigError if a recipe that says this cannot be written there."""
+    if (names := _beside(meant)) and path.parent.resolve() not in meant.catalog.extra:
+        what = f"a recipe there does not find {', '.join(names)}, which lies beside yours."
+        hint = f"Try: -o {meant.catalog.extra[0] / path.name}"
+        raise ConfigError([Problem(str(path), what, hint)])
+    with _tried(path, text(meant, ()), meant):
+        pass
+
+
 def write(path: Path, content: str, meant: Composed) -> None:
     """Whole or not at all, and only if it says what was meant. ConfigError if the file is there."""
-    if path.exists():
+    with _tried(path, content, meant) as unfinished:
+        unfinished.replace(path)
+
+
+def _beside(meant: Composed) -> list[str]:
+    """Options beside the recipe that are chosen, or named in a list of parts (`drafter.order`)."""
+    values = [value for said in (meant.choices, meant.config) for _, value in leaves(said)]
+    words = {
+        str(word) for value in values for word in (value if isinstance(value, list) else [value])
+    }
+    catalog = meant.catalog
+    return [
+        f"{group}={name}"
+        for group in catalog.groups()
+        if group not in (*NOT_OURS, *OVERLAYS)
+        for name, file in catalog.options(group).items()
+        if (group == ALWAYS or name in words) and not file.is_relative_to(catalog.conf)
+    ]
+
+
+@contextmanager
+def _tried(path: Path, content: str, meant: Composed) -> Iterator[Path]:
+    """A file beside `path`, for as long as the block runs, that was read and says what was meant."""
+    if os.path.exists(path):  # False, too, of names that no file can have
         raise ConfigError([Problem(str(path), "is there already.", "Take another name: -o FILE")])
     unfinished = path.with_name(f".{path.stem}.{os.getpid()}.yaml")
     try:
         unfinished.write_text(content, encoding="utf-8")
-        fresh = compose(str(unfinished))
-        wanted, said = (storable(one.config, one.sources) for one in (meant, fresh))
-        for group, value in wanted.items():
-            if group not in NOT_OURS and said.get(group) != value:
-                what = f"{group} would not be what was tuned: {said.get(group)} for {value}"
-                raise AssertionError(what)
-        unfinished.replace(path)
+        _same(meant, compose(str(unfinished)))
+        yield unfinished
+    except OSError as error:
+        what = f"cannot be written: {error.strerror}."
+        raise ConfigError([Problem(str(path), what, "Take another: -o FILE")]) from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):  # it may never have been there
+            unfinished.unlink()
+
+
+def _same(meant: Composed, fresh: Composed) -> None:
+    wanted, said = (storable(one.config, one.sources) for one in (meant, fresh))
+    for group, value in wanted.items():
+        if group not in NOT_OURS and said.get(group) != value:
+            what = f"{group} would not be what was tuned: {said.get(group)} for {value}"
+            raise AssertionError(what)

@@ -7,7 +7,7 @@ most to what changes least. Points are kept in a folder, so that a search that w
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from pipeline.compose import compose
 from pipeline.errors import HeadraceError
 from pipeline.lab.experiment import Experiment, Point
 from pipeline.lab.runners import Runner
-from pipeline.lab.sweep import Row, Tell, run
-from pipeline.lab.tune.goals import KNOBS, Goal, Knob, Verdict, high_enough, judge
+from pipeline.lab.sweep import Row, Tell, measure, owned
+from pipeline.lab.tune.goals import KNOBS, Goal, Knob, Verdict, judge, refusal
 
 METRICS = ("seconds", "tokens_per_s", "ttft_ms", "kv_bytes_per_token", "peak_mb")
 
@@ -55,14 +55,13 @@ class Search:
         self.tell, self.allow = tell, allow
         self.overrides = wanted.overrides
 
-    def steps(self, say: Callable[[str], None] = lambda text: None) -> Iterator[Step]:
-        """One a knob, as it is settled."""
-        for knob in KNOBS:
-            if left := self._left(knob):
-                yield Step(knob, self.wanted.goal.metric(knob), left=left)
-                continue
-            say(knob.name)
-            yield self._step(knob)
+    def steps(self) -> Iterator[Step]:
+        """One a knob, as it is settled. The folder is ours until the last one is."""
+        with owned(find_recipe(self.wanted.recipe), self.folder):
+            for knob in KNOBS:
+                left = self._left(knob)
+                metric = self.wanted.goal.metric(knob)
+                yield Step(knob, metric, left=left) if left else self._step(knob, metric)
 
     def _left(self, knob: Knob) -> str:
         drafter = compose(self.wanted.recipe, self.overrides).choices["drafter"]
@@ -70,17 +69,18 @@ class Search:
             return "nobody drafts"
         return self.wanted.goal.left.get(knob.name, "")
 
-    def _step(self, knob: Knob) -> Step:
-        metric = self.wanted.goal.metric(knob)
+    def _step(self, knob: Knob, metric: str) -> Step:
         rows = self._measure(knob)
         if rows[0].reason:
             raise HeadraceError(
                 f"{self.wanted.recipe} cannot be measured as it is: {rows[0].reason}"
             )
         floor = self.wanted.floor if knob.quality else None
-        best = next((row for row in rows if high_enough(row, floor)), None)
-        if best is None:
-            raise HeadraceError(f"no {knob.name} reaches the floor, a top-1 agreement of {floor:g}")
+        fit = [row for row in rows if not refusal(row, floor)]
+        if not fit:
+            whys = [f"{row.label}: {refusal(row, floor)}" for row in rows]
+            raise HeadraceError("\n  ".join([f"no {knob.name} can be chosen:", *whys]))
+        best = fit[0]
         verdicts = []
         for row in rows:
             verdicts.append(judge(row, best, metric, floor))
@@ -102,4 +102,4 @@ class Search:
         experiment = Experiment(
             wanted.recipe, path, tuple(points), METRICS, wanted.repeats, tokens, tuple(self.allow)
         )
-        return run(experiment, self.folder, self.runner, self.tell)
+        return measure(experiment, self.folder, self.runner, self.tell)
