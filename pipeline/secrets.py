@@ -79,8 +79,12 @@ def command(
     verb: str, recipe: str, told: Iterable[str], allow: Iterable[str], more: Iterable[object] = ()
 ) -> str:
     """What is typed to do it again. `told` are overrides as they may be told to others."""
-    allowed = [word for prefix in allow for word in ("--allow-code", prefix)]
-    return shlex.join(["headrace", verb, recipe, *told, *allowed, *map(str, more)])
+    return shlex.join(["headrace", verb, recipe, *told, *allowing(allow), *map(str, more)])
+
+
+def allowing(allow: Iterable[str]) -> list[str]:
+    """The words by which these packages' classes may run."""
+    return [word for prefix in allow for word in ("--allow-code", prefix)]
 
 
 def untold(message: str, recipe: str, overrides: Sequence[str]) -> str:

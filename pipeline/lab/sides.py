@@ -15,7 +15,7 @@ from pipeline.lab.children import output
 from pipeline.lab.contestants import headrace, mlx_lm, threads_here
 from pipeline.lab.workload import Workload
 from pipeline.plan import plan
-from pipeline.secrets import storable, typed
+from pipeline.secrets import allowing, storable, typed
 
 RIVALS: Mapping[str, str] = {"mlx_lm": "shipped", "mlx_lm_blas": "ours"}  # name -> its BLAS
 # A measured server is asked here, without a key, and logs to us, whatever its recipe says.
@@ -86,8 +86,7 @@ class Checked:
         disk = (self.config.get("tier") or {}).get("disk")
         if disk is not None and disk.get("path") is None:
             own.append(f"tier.disk.path={folder / name}")
-        allowed = [word for prefix in self.allow for word in ("--allow-code", prefix)]
-        command = [*headrace(self.recipe, *own, threads=self.threads), *allowed]
+        command = [*headrace(self.recipe, *own, threads=self.threads), *allowing(self.allow)]
         said, config = typed(self.overrides), self.built.config
         ran = {**config, "device": {**config["device"], "threads": self.threads}}
         told = storable(ran, self.built.composed.sources)

@@ -16,9 +16,7 @@ BACKLOG = 128
 UNSENT = 16 << 10  # bytes that the kernel keeps of what a reader has no room for; else megabytes
 TRIED = 20  # ports after the one that was asked for
 USUAL = 8080
-OWN_FILES = (
-    256  # that this process may hold open beside its connections: saved states, weights, logs
-)
+OWN_FILES = 256  # held open beside the connections: saved states, weights, logs
 OTHER_SOCKET = "Try another server.socket, in a folder of your own"
 
 
