@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,7 @@ from pipeline.lab import (
 )
 from pipeline.lab.contestants import Contestant, Field
 from pipeline.lab.figures import Figure, Promise, median_interval, ratio
-from pipeline.lab.lines import Bench
+from pipeline.lab.lines import Bench, Line
 from pipeline.lab.sse import BenchError, Reply, events, post, take
 from pipeline.lab.table import header, machine, row, table
 
@@ -246,7 +247,7 @@ def test_the_table_says_what_is_met_and_what_is_not():
     assert "NOT MEASURED c: no server" in text
     assert text.splitlines()[-1] == "2 NOT MET, in 1.5 minutes"
     assert "every line met" in table([good], {}, 1)
-    assert row(good) == "a  first  3.00  [3.00, 3.00]  >= 2  met"
+    assert row(good) == "a  first  3.00  [3.00, 3.00] of 1  >= 2  met"
 
 
 def test_the_header_names_machine_versions_and_threads():
@@ -306,3 +307,11 @@ def test_turns_of_the_fake_model_are_timed(monkeypatch):
         assert len(seen["chunks"]) >= 3 and seen["gap"] == max(seen["gaps"]) > 0.002
         assert set(turns.rows(engine)) == {"1", "2"}
         assert min(turns.finished(engine).values()) > 0
+
+
+@pytest.mark.parametrize(("asked", "taken"), [(20, 8), (2, 2)])
+def test_a_line_that_needs_few_pairs_takes_no_more(asked, taken):
+    seen = []
+    line = Line(("x",), lambda bench: seen.append(bench.pairs) or [], most=8)
+    lab._attempt(line, Bench(Started(), 1, asked), Path(), {"x"}, [], {})
+    assert seen == [taken]

@@ -12,6 +12,7 @@ from pipeline.lab.contestants import Contestant, Field
 from pipeline.lab.figures import Figure
 
 T = TypeVar("T")
+FEW = 8  # pairs that decide where the promise is far off
 
 
 def to_stderr(text: str) -> None:
@@ -75,3 +76,4 @@ class Line:
     run: Callable[[Bench], list[Figure]]
     rivals: bool = False  # needs the float32 folder
     last: tuple[str, ...] = ()  # contestants that no later line needs
+    most: int = 100  # pairs, however many are asked for

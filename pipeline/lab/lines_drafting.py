@@ -12,7 +12,7 @@ from pipeline.lab import texts
 from pipeline.lab.children import output
 from pipeline.lab.contestants import Contestant, environment
 from pipeline.lab.figures import Figure, Promise, ratio
-from pipeline.lab.lines import Bench, Line
+from pipeline.lab.lines import FEW, Bench, Line
 from pipeline.lab.sse import BenchError, Reply
 
 COPY_TOKENS, FREE_TOKENS, ROWS = 300, 96, 4
@@ -116,7 +116,7 @@ def adaptive_copy(bench: Bench, rows: int) -> list[Figure]:
 
 LINES = (
     Line(("suffix/lookup",), lookup),
-    Line(("suffix/clean",), suffix_clean),
+    Line(("suffix/clean",), suffix_clean, most=FEW),
     Line(("adaptive/free1",), partial(adaptive_free, rows=1)),
     Line(("adaptive/free4",), partial(adaptive_free, rows=ROWS)),
     Line(("adaptive/copy1",), partial(adaptive_copy, rows=1)),

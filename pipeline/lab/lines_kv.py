@@ -7,7 +7,7 @@ import json
 from pipeline.lab import texts
 from pipeline.lab.contestants import Contestant
 from pipeline.lab.figures import Figure, Promise, ratio
-from pipeline.lab.lines import Bench, Line
+from pipeline.lab.lines import FEW, Bench, Line
 from pipeline.lab.lines_engine import python
 
 TOKENS = 24  # decoded at each length
@@ -66,6 +66,6 @@ def size(bench: Bench) -> list[Figure]:
 
 LINES = (
     Line(("kv/bytes",), size),
-    Line(("kv/kv8",), kv8, last=("kv8",)),
-    Line(("kv/turboquant",), turboquant, last=("turboquant",)),
+    Line(("kv/kv8",), kv8, last=("kv8",), most=FEW),
+    Line(("kv/turboquant",), turboquant, last=("turboquant",), most=FEW),
 )

@@ -7,7 +7,7 @@ from functools import partial
 from pipeline.lab import texts
 from pipeline.lab.contestants import Contestant
 from pipeline.lab.figures import Figure, Promise, ratio
-from pipeline.lab.lines import Bench, Line
+from pipeline.lab.lines import FEW, Bench, Line
 from pipeline.lab.sse import BenchError, Reply
 
 SAMPLED = {"temperature": 0.8, "top_p": 0.95}
@@ -94,9 +94,9 @@ def _continues(first: Reply, second: Reply) -> None:
 
 
 LINES = (
-    Line(("prefix",), prefix),
-    Line(("sampling/plain",), sampling_plain),
-    Line(("sampling/wide",), sampling_wide, last=("wide",)),
-    Line(("ngram/clean",), copy_clean),
-    Line(("ngram/imperfect",), copy_imperfect, last=("ngram",)),
+    Line(("prefix",), prefix, most=FEW),
+    Line(("sampling/plain",), sampling_plain, most=FEW),
+    Line(("sampling/wide",), sampling_wide, last=("wide",), most=FEW),
+    Line(("ngram/clean",), copy_clean, most=FEW),
+    Line(("ngram/imperfect",), copy_imperfect, last=("ngram",), most=FEW),
 )

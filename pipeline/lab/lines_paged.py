@@ -8,7 +8,7 @@ from pipeline.lab import texts
 from pipeline.lab.children import output
 from pipeline.lab.contestants import Contestant, environment
 from pipeline.lab.figures import Figure, Promise, ratio
-from pipeline.lab.lines import Bench, Line
+from pipeline.lab.lines import FEW, Bench, Line
 from pipeline.lab.sse import Reply
 
 LONG_TOKENS, DECODED = 4000, 24
@@ -69,6 +69,6 @@ def shared(bench: Bench) -> list[Figure]:
 
 
 LINES = (
-    Line(("paged/decode",), decode, last=("paged",)),
+    Line(("paged/decode",), decode, last=("paged",), most=FEW),
     Line(("paged/prefix",), shared),
 )

@@ -9,7 +9,7 @@ from functools import partial
 from pipeline.lab import texts
 from pipeline.lab.contestants import Contestant
 from pipeline.lab.figures import Figure, Promise, ratio
-from pipeline.lab.lines import Bench, Line
+from pipeline.lab.lines import FEW, Bench, Line
 from pipeline.lab.sse import BenchError, Reply
 
 RIVALS = {"shipped": "mlx-lm as shipped", "same": "mlx-lm with our BLAS"}
@@ -138,6 +138,6 @@ def warm(bench: Bench) -> list[Figure]:
 LINES = (
     Line(("decode/shipped", "decode/same"), decode, rivals=True),
     Line(("rows/shipped", "rows/same"), rows, rivals=True),
-    Line(("warm/shipped",), warm, rivals=True),
-    Line(("prefill/shipped", "prefill/same"), prefill, rivals=True),
+    Line(("warm/shipped",), warm, rivals=True, most=FEW),
+    Line(("prefill/shipped", "prefill/same"), prefill, rivals=True, most=FEW),
 )

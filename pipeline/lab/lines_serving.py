@@ -11,7 +11,7 @@ from pipeline.lab import texts
 from pipeline.lab.both_ways import BothWays
 from pipeline.lab.contestants import Contestant
 from pipeline.lab.figures import Figure, Promise, median_interval, ratio
-from pipeline.lab.lines import Bench, Line
+from pipeline.lab.lines import FEW, Bench, Line
 from pipeline.lab.lines_rivals import agreement
 from pipeline.lab.metrics import percentile
 from pipeline.lab.sse import BenchError, Reply
@@ -120,5 +120,5 @@ def _first(rounds: Sequence[Sequence[list[Reply]]]) -> Figure:
 
 LINES = (
     Line(("http/streams", "http/first"), http),
-    Line(("chats/throughput", "chats/first"), chats, rivals=True, last=("ours32",)),
+    Line(("chats/throughput", "chats/first"), chats, rivals=True, last=("ours32",), most=FEW),
 )

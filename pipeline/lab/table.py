@@ -48,7 +48,7 @@ def header(facts: Mapping[str, Any], pairs: int) -> str:
     return (
         f"{facts['date']}, {facts['cpu']}, {facts['cores']} cores, {facts['system']}\n"
         f"{packages}; BLAS threads of every contestant: {facts['blas_threads']}\n"
-        f"SmolLM2-135M float32; medians of {pairs} alternating pairs [90 % interval]; "
+        f"SmolLM2-135M float32; medians of at most {pairs} alternating pairs [90 % interval] of how many; "
         f"absolute figures are the best of {pairs}"
     )
 
@@ -60,7 +60,8 @@ def number(value: float) -> str:
 def cells(figure: Figure) -> tuple[str, ...]:
     interval = ""
     if figure.interval:
-        interval = f"[{number(figure.interval[0])}, {number(figure.interval[1])}]"
+        low, high = map(number, figure.interval)
+        interval = f"[{low}, {high}] of {len(figure.samples)}"
     unit = f" {figure.unit}" if figure.unit else ""
     verdict = "met" if figure.met else "NOT MET"
     return (

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import queue
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -21,7 +20,7 @@ from pipeline.lab.worker import Stamps, round_seconds
 LONG_TOKENS = 4096
 ROWS = (8, 16, 32)
 FINISHED = 500  # requests
-FEW = 5  # times that a round is measured
+FEW, MANY = 5, 480  # times that many rounds are measured
 TOKENS = 24
 
 
@@ -80,17 +79,18 @@ def rows(engine: Any) -> Mapping[str, float]:
 
 
 def finished(engine: Any) -> Mapping[str, float]:
-    """Seconds of a round before and after many requests have come and gone: the median of a few times, since
-    a fifth of a millisecond is soon disturbed."""
+    """Seconds of a round before and after many requests have come and gone: the mean of many rounds, so
+    that what costs in some of them shows, and the best of a few such means, since what disturbs a fifth
+    of a millisecond only adds to it."""
 
-    def usual() -> float:
-        return statistics.median(round_seconds(engine, 4) for _ in range(FEW))
+    def undisturbed() -> float:
+        return min(round_seconds(engine, 4, MANY) for _ in range(FEW))
 
     round_seconds(engine, 4)  # warms up
-    before = usual()
+    before = undisturbed()
     for index in range(FINISHED):
         engine.generate(f"Request {index}", max_tokens=2, ignore_eos=True)
-    return {"before": before, "after": usual()}
+    return {"before": before, "after": undisturbed()}
 
 
 MEASURES: Mapping[str, Callable[[Any], Mapping[str, Any]]] = {
