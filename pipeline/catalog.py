@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from pipeline.errors import ConfigError, Problem, nearest
+from pipeline.types.places import user_path
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where PyYAML has it
 SWEEP = "sweep"  # a recipe's part for `headrace sweep`: no setting of the pipeline
@@ -153,7 +154,7 @@ def find_recipe(name: str) -> Path:
     """A recipe by bare name, by `folder/name` below recipes/, or by the path of anybody's file."""
     known = recipes()
     looks_like_path = name.endswith((".yaml", ".yml")) or "/" in name or name.startswith("~")
-    for path in (Path(name).expanduser(), package_folder("recipes") / f"{name}.yaml"):
+    for path in (user_path(name), package_folder("recipes") / f"{name}.yaml"):
         if looks_like_path and path.is_file():
             return path.resolve()
     if looks_like_path:

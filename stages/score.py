@@ -18,6 +18,7 @@ import numpy as np
 from pipeline.errors import RequestError
 from pipeline.identity import digest
 from pipeline.types import Batch, Comparison, PromptLogprob, Sequence, Target
+from pipeline.types.places import user_path
 from stages.prompt_scores import logits_rows
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ class Score:
 
     def __init__(self, target: Target, *, record: str | None = None, reference: str | None = None):
         self.target = target
-        self.record = Path(record).expanduser() if record else None
-        self.reference = Path(reference).expanduser() if reference else None
+        self.record = user_path(record) if record else None
+        self.reference = user_path(reference) if reference else None
 
     def run(self, batch: Batch) -> None:
         for sequence in batch.sequences:

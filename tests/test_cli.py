@@ -202,6 +202,22 @@ def test_a_model_that_is_not_there(cli, tmp_path):
     assert "no.gguf" in err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("check", "~no-such-user/mine.yaml"),
+        ("show", "local", "model.path=~no-such-user/model", "--open"),
+        ("lock", "fake", "-o", "~no-such-user/mine.lock.yaml"),
+        ("replay", "~no-such-user/mine.lock.yaml"),
+        ("bench", "fake", "workload=jsonl", "workload.path=~no-such-user/asked.jsonl"),
+    ],
+)
+def test_the_home_of_nobody_is_a_place_that_is_not_there(cli, words):
+    code, _, err = cli(*words)
+    assert code == 2
+    assert "~no-such-user" in err and "our fault" not in err
+
+
 def test_our_own_faults_say_so(cli, monkeypatch):
     monkeypatch.setattr("pipeline.cli.check_verb.run", lambda args: 1 / 0)
     code, _, err = cli("check", "fake")

@@ -7,11 +7,11 @@ import json
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pipeline.cli.arguments import UsageError, add_recipe
 from pipeline.server.local import admin_connection
+from pipeline.types.places import user_path
 
 ACTIONS = ("ls", "verify", "gc", "flush", "warm")
 KEY = "HEADRACE_API_KEY"  # in the environment, for a server without a socket
@@ -94,7 +94,7 @@ def _warm(args: Namespace) -> int:
         raise UsageError("cache warm wants one FILE of prompts, one a line. Try: RECIPE FILE")
     overrides = [word for word in args.overrides if word not in words]
     try:
-        prompts = read_prompts(Path(words[0]).expanduser().read_text("utf-8"), words[0])
+        prompts = read_prompts(user_path(words[0]).read_text("utf-8"), words[0])
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{words[0]} cannot be read: {error}") from error
     engine = load(args.recipe, *overrides, "flow=warm", allow=args.allow_code)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 from pipeline.cli.arguments import add_recipe
+from pipeline.types.places import user_path
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def run(args: Namespace) -> int:
     from pipeline.lab.lock.start import make
     from pipeline.secrets import command
 
-    place = Path(args.output).expanduser()
+    place = user_path(args.output)
     refuse_place(place)
     lock = make(args.recipe, args.overrides, args.allow_code, _say)
     write(lock, place)

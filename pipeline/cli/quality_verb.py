@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 from pipeline.cli.arguments import UsageError, add_recipe, count
+from pipeline.types.places import user_path
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -40,6 +40,6 @@ def _text(file: str | None) -> str:
     if file is None:
         return "\n\n".join(map(read, ("survey", "mill")))
     try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
+        return user_path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--text: {file} cannot be read: {error}") from None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, Problem, nearest
 from pipeline.types import Grammar
+from pipeline.types.places import user_path
 
 Line = Mapping[str, Any]
 SHOWN = 10  # problems of one file
@@ -57,7 +57,7 @@ HINT = 'Type workload.path=FILE; a line of it is a request: {"prompt": "…"}'
 def read(path: str) -> Sequence[Line]:
     """Each line's own `at`, `temperature`, `seed`, `leave_after`, `json_schema`, and under `wanted`
     the fields of its Request. ConfigError names the file, the lines and what they want."""
-    file = Path(path).expanduser()
+    file = user_path(path)
     try:
         rows = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -16,6 +16,7 @@ from pipeline.lab.contestants import headrace, mlx_lm, threads_here
 from pipeline.lab.workload import Workload
 from pipeline.plan import plan
 from pipeline.secrets import allowing, storable, typed
+from pipeline.types.places import user_path
 
 RIVALS: Mapping[str, str] = {"mlx_lm": "shipped", "mlx_lm_blas": "ours"}  # name -> its BLAS
 # A measured server is asked here, without a key, and logs to us, whatever its recipe says.
@@ -137,7 +138,7 @@ def _weights(ours: Checked) -> str:
     """The folder that mlx-lm loads; empty for SmolLM2, whose float32 weights are written for it."""
     model = ours.choices["model"]
     if model == "local":
-        return str(Path(ours.config["model"]["path"]).expanduser())
+        return str(user_path(ours.config["model"]["path"]))
     if model == "smollm2":
         return ""
     what = f"mlx-lm cannot load model={model}: it reads folders in Hugging Face's layout."

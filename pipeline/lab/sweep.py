@@ -23,6 +23,7 @@ from pipeline.lab.metrics import METRICS
 from pipeline.lab.runners import Runner
 from pipeline.lab.sides import PLACE, Checked
 from pipeline.secrets import typed, untold
+from pipeline.types.places import user_path
 
 
 @dataclass
@@ -175,7 +176,7 @@ def identify(job: Job, checked: Checked, facts: Mapping[str, Any]) -> str:
             "threads": checked.threads,
             "repeats": job.repeats,
             "quality_tokens": job.quality_tokens,
-            "requests": _digest(Path(requests).expanduser()) if requests else "",
+            "requests": _digest(user_path(requests)) if requests else "",
             "artifacts": here.artifacts(checked.built, _digest),
             "platform": here.platform(parts["device"], _digest),
         }

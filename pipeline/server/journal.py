@@ -9,13 +9,13 @@ import sys
 import time
 from collections.abc import Mapping
 from logging.handlers import WatchedFileHandler
-from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, Problem
 from pipeline.server.answer import Answer
 from pipeline.server.voices import Voice
 from pipeline.types import Request
+from pipeline.types.places import user_path
 
 requests = logging.getLogger("headrace.requests")
 
@@ -38,7 +38,7 @@ def begin(file: str | None = None) -> None:
     ConfigError if it cannot be written."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if file is not None:
-        path = Path(file).expanduser()
+        path = user_path(file)
         try:
             os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
             handler = WatchedFileHandler(path, encoding="utf-8")

@@ -11,13 +11,13 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.catalog import read_yaml
 from pipeline.errors import ConfigError, Problem, nearest
+from pipeline.types.places import user_path
 
 WHERE = "server.keys"
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")  # also a folder's name
@@ -81,7 +81,7 @@ def _content(source: str) -> Any:
 
 def _text(file: str) -> str:
     try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
+        return user_path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([Problem(WHERE, f"{file} cannot be read: {error}.", HINT)]) from None
 

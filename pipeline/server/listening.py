@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pipeline.errors import OpenError
+from pipeline.types.places import user_path
 
 BACKLOG = 128
 UNSENT = 16 << 10  # bytes that the kernel keeps of what a reader has no room for; else megabytes
@@ -29,7 +30,7 @@ def listening(host: str, port: int, path: str | None) -> Iterator[list[socket.so
             listeners[0].listen(BACKLOG)
         if path is not None:
             with _explained(path, lambda: OTHER_SOCKET):
-                listeners.append(stack.enter_context(_unix(Path(path).expanduser())))
+                listeners.append(stack.enter_context(_unix(user_path(path))))
         yield listeners
 
 
@@ -50,7 +51,7 @@ def refuse_taken(host: str, port: int, path: str | None) -> None:
         _tcp(host, port).close()
     if path is not None:
         with _explained(path, lambda: OTHER_SOCKET):
-            place = Path(path).expanduser()
+            place = user_path(path)
             place.parent.stat()
             _refuse_what_is_not_stale(place)
 

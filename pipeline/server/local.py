@@ -6,6 +6,8 @@ import http.client
 import socket
 from pathlib import Path
 
+from pipeline.types.places import user_path
+
 PATIENCE_S = 600.0
 
 
@@ -14,7 +16,7 @@ class SocketConnection(http.client.HTTPConnection):
 
     def __init__(self, path: str | Path, timeout: float = PATIENCE_S):
         super().__init__("localhost", timeout=timeout)
-        self._path = Path(path).expanduser()
+        self._path = user_path(path)
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

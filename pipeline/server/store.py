@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.server.errors import dump
+from pipeline.types.places import user_path
 
 log = logging.getLogger("headrace.server")
 
@@ -39,7 +40,7 @@ class ResponseStore:
 
     def __init__(self, *, ttl_s: float, max_bytes: int, folder: str | None = None):
         self._ttl_s, self._max_bytes = ttl_s, max_bytes
-        self._folder = Path(folder).expanduser() if folder else None
+        self._folder = user_path(folder) if folder else None
         self._kept: defaultdict[str, OrderedDict[str, _Kept]] = defaultdict(OrderedDict)
         self._bytes: Counter[str] = Counter()  # by owner
         self._lock = threading.RLock()

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from pipeline.errors import HeadraceError, OpenError, RequestError, below, nearest, outside, refuse
 from pipeline.types import Device, Request, Target, Worn
+from pipeline.types.places import user_path
 from stages.adapters.fitting import SHOWN, digest_of, fitted
 from stages.adapters.folder import Reading, adapter_files, read
 from stages.adapters.layer import Delta, Site, put_site
@@ -66,7 +67,7 @@ class Lora:
         self.target, self.device = target, device
         self.folders, self.scales = dict(folders), dict(scales)
         self.default = (default,) if isinstance(default, str) else tuple(default)
-        self.shelf = Path(shelf).expanduser() if shelf else None
+        self.shelf = user_path(shelf) if shelf else None
         refuse(
             folders="; ".join(f"'{name}' {why}" for name in self.folders if (why := _no_id(name))),
             scales=self._strangers(self.scales) or _no_scales(self.scales),
@@ -115,7 +116,7 @@ class Lora:
         made, wrong = dict[str, Made](), list(wrong)
         for name, folder in self.folders.items():
             try:
-                made[name] = work(name, Path(folder).expanduser())
+                made[name] = work(name, user_path(folder))
             except HeadraceError as error:
                 wrong.append(f"adapters.folders.{name}: {error}")
         if wrong:
@@ -176,7 +177,7 @@ class Lora:
         if why := _no_scale(scale):
             raise RequestError(f"adapter '{name}': its scale {why}", param="scale")
         try:
-            self._mount(name, Path(folder).expanduser(), scale)
+            self._mount(name, user_path(folder), scale)
         except RequestError as error:
             what = f"adapter '{name}': {error}"
             raise RequestError(what, param=error.param, code=error.code) from error

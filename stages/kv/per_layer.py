@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.errors import OpenError
 from pipeline.types import LayerSpec, Target
+from pipeline.types.places import user_path
 from stages.kv.coded import Coded, Pair
 from stages.kv.scheme import Scheme
 
@@ -35,7 +36,7 @@ class PerLayer(Coded):
     def place(self) -> Path:
         """The map's file."""
         shipped = MAPS / f"{self.map}.json"
-        return shipped if shipped.is_file() else Path(self.map).expanduser()
+        return shipped if shipped.is_file() else user_path(self.map)
 
     def files(self) -> dict[str, Path]:
         _read(place := self.place())

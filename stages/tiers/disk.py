@@ -17,6 +17,7 @@ from typing import Any
 
 from pipeline.errors import OpenError, below, refuse
 from pipeline.types import KVPolicy, State, Target
+from pipeline.types.places import user_path
 from stages.rows.state import check
 from stages.tiers.radix import WORD, pack, unpack
 from stages.tiers.saved import contents
@@ -88,7 +89,7 @@ class Disk:
             capture_mb_s=below(capture_mb_s, 0.1),
         )
         self.target, self.kv = target, kv
-        self.root = Path(path).expanduser() if path else default_path()
+        self.root = user_path(path) if path else default_path()
         self.cap = round(max_gb * 1e9)
         self.segment_tokens, self.timeout_s = segment_tokens, timeout_s
         self.store = Store(self.root, self.cap, round(reserve_gb * 1e9), timeout_s)

@@ -15,6 +15,7 @@ from pipeline.errors import ConfigError, HeadraceError, Problem, nearest
 from pipeline.identity import digest
 from pipeline.lab.lock.drift import ABSENT, short
 from pipeline.secrets import storable
+from pipeline.types.places import user_path
 
 SUFFIX = ".lock.yaml"
 VERSION = 2
@@ -121,7 +122,7 @@ HEAD = """\
 
 def read(place: str) -> Lock:
     """ConfigError names what is wrong with the file: all unknown keys, or all edited parts, at once."""
-    path = Path(place).expanduser()
+    path = user_path(place)
     if problem := _absent(path):
         raise ConfigError([problem])
     try:

@@ -17,6 +17,7 @@ import mlx.core as mx
 
 from pipeline.errors import OpenError
 from pipeline.types import Target
+from pipeline.types.places import user_path
 from stages.models.loading.fingerprint import artifact, user_folder
 
 Shape = tuple[int, ...]
@@ -96,7 +97,7 @@ def files(place: Path | str | None) -> dict[str, Path]:
     """What is read of a drafter's own folder; nothing where it lies in the target's (None)."""
     if place is None:
         return {}
-    folder = Path(place).expanduser()
+    folder = user_path(place)
     if not (folder / "config.json").is_file():
         raise OpenError(f"{folder} holds no config.json; it is no drafter's folder.")
     return {path.name: path for path in (folder / "config.json", *_files(folder))}
@@ -105,7 +106,7 @@ def files(place: Path | str | None) -> dict[str, Path]:
 def read(place: Path | str, prefix: str = "") -> Checkpoint:
     """A folder in Hugging Face's layout; of its tensors only those under `prefix`, which stays.
     Packed weights (`scales`, `biases`) are unpacked: drafters are small."""
-    folder = Path(place).expanduser()
+    folder = user_path(place)
     files(folder)
     config = json.loads((folder / "config.json").read_text())
     tensors: Tensors = {}

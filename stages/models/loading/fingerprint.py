@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.identity import digest, file_digest
+from pipeline.types.places import user_path
 
 LOADER = 1  # raise when the same bytes begin to give other numbers
 SETTLED_S = 5.0
@@ -25,7 +26,7 @@ SETTLED_S = 5.0
 def user_folder(setting: str | None) -> Path:
     """The user's cache folder: the setting, else $XDG_CACHE_HOME/headrace, else ~/.cache/headrace."""
     if setting:
-        return Path(setting).expanduser().resolve()
+        return user_path(setting).resolve()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from pipeline.errors import OpenError
+from pipeline.types.places import user_path
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -15,7 +16,7 @@ def expand(path: str) -> Path:
     """`~`, `file://`, trailing slashes and links resolved; relative to the launch folder."""
     if path.startswith("file:"):
         path = unquote(urlsplit(path).path)
-    return Path(path).expanduser().resolve()
+    return user_path(path).resolve()
 
 
 def local_path(path: str) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import OpenError, RequestError
+from pipeline.types.places import user_path
 from stages.models.text.tool_prompt import speaks_of_tools, with_tools
 
 Messages = Sequence[Mapping[str, Any]]
@@ -93,7 +94,7 @@ def template_file(setting: str | None) -> Path | None:
     """The file that a recipe's `template` names; None where it is Jinja source itself, or not set."""
     if setting is None or "{{" in setting or "{%" in setting:
         return None
-    return Path(setting).expanduser()
+    return user_path(setting)
 
 
 def template_source(setting: str) -> str:
