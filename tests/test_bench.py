@@ -315,3 +315,13 @@ def test_a_line_that_needs_few_pairs_takes_no_more(asked, taken):
     line = Line(("x",), lambda bench: seen.append(bench.pairs) or [], most=8)
     lab._attempt(line, Bench(Started(), 1, asked), Path(), {"x"}, [], {})
     assert seen == [taken]
+
+
+@pytest.mark.parametrize("where", ["", "no/such/x.json"])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    where, tmp_path, capsys
+):
+    with pytest.raises(SystemExit, match="2"):
+        lab.main(["--only", "check", "--json", str(tmp_path / where)])
+    assert "argument --json" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())

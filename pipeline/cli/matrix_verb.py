@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli.arguments import UsageError, count
+from pipeline.cli.arguments import count
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -24,7 +24,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=count, metavar="N", help="processes at a time; without it one a core"
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="write the page there, as Markdown")
+    parser.add_argument(
+        "-o", "--output", type=_file, metavar="FILE", help="write the page there, as Markdown"
+    )
 
 
 def run(args: Namespace) -> int:
@@ -37,33 +39,21 @@ def run(args: Namespace) -> int:
 
     end_in_order()
     workers = args.workers or os.cpu_count() or 1
-    place = _checked(Path(args.output)) if args.output else None
     axes, began = Axes.read(args.axes), time.monotonic()
     outcomes = try_all(axes, cover=args.pairwise, workers=workers, report=_tell)
     seconds = time.monotonic() - began
     print(f"{summary(outcomes)} {seconds / 60:.1f} minutes, {workers} processes.")
     for reason, cells in refusals(outcomes).items():
         print(f"refused, {cells} cells: {reason}")
-    if place:
-        write(place, page(outcomes, _command(args), _place(seconds, workers)))
+    if args.output:
+        write(args.output, page(outcomes, _command(args), _place(seconds, workers)))
     return 1 if any(one.outcome == "fails" for one in outcomes) else 0
 
 
-def _checked(place: Path) -> Path:
-    """UsageError where the page could not be written: known before anything is tried."""
-    from pipeline.lab.folder import try_out
+def _file(text: str) -> Path:
+    from pipeline.lab.folder import writable
 
-    try:
-        if not place.parent.is_dir():
-            raise UsageError(f"--output: there is no folder {place.parent}")
-        if place.is_dir():
-            where = place / "matrix.md"
-            raise UsageError(f"--output: {place} is a folder. Name a file in it: {where}")
-        try_out(place)
-    except OSError as error:
-        what = f"{place} cannot be written: {error.strerror}. Name a file where you may write"
-        raise UsageError(f"--output: {what}") from error
-    return place
+    return writable(text)
 
 
 def _tell(one: Any) -> None:

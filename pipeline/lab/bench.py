@@ -36,6 +36,7 @@ from pipeline.lab import (
 from pipeline.lab.children import end_in_order, output
 from pipeline.lab.contestants import Field, headrace, mlx_lm, threads_here
 from pipeline.lab.figures import Figure
+from pipeline.lab.folder import writable
 from pipeline.lab.lines import Bench, Line, to_stderr
 from pipeline.lab.sse import BenchError
 from pipeline.lab.table import header, machine, row, table
@@ -87,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", type=int, default=threads_here(), help="of BLAS, for everybody"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="all samples, for a machine")
+    parser.add_argument("--json", type=writable, metavar="FILE", help="all samples, for a machine")
     parser.add_argument("--list", action="store_true", help="print the names of the figures")
 
 

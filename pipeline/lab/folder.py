@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -107,11 +108,20 @@ def write(path: Path, text: str) -> None:
         raise
 
 
-def try_out(path: Path) -> None:
-    """Nothing, but the OSError of a file that `write` cannot write."""
-    unfinished = _unfinished(path)
-    unfinished.touch()
-    unfinished.unlink()
+def writable(text: str) -> Path:
+    """A file that `write` can write, known before any work is done. As `type=` of an argument:
+    ArgumentTypeError says why not."""
+    path = Path(text)
+    try:
+        if path.is_dir():
+            raise ArgumentTypeError(f"{path} is a folder. Name a file in it, as {path / 'NAME'}")
+        unfinished = _unfinished(path)
+        unfinished.touch()
+        unfinished.unlink()
+    except OSError as error:
+        what = f"{path} cannot be written: {error.strerror}. Name a file where you may write"
+        raise ArgumentTypeError(what) from error
+    return path
 
 
 def _unfinished(path: Path) -> Path:

@@ -20,6 +20,7 @@ from pathlib import Path
 from pipeline.errors import HeadraceError
 from pipeline.lab.children import end_in_order
 from pipeline.lab.contestants import Contestant
+from pipeline.lab.folder import writable
 from pipeline.lab.lines import to_stderr
 from pipeline.lab.sides import Checked
 from pipeline.lab.soak.run import Soaked, report, soak
@@ -60,7 +61,7 @@ def _arguments() -> argparse.ArgumentParser:
         "--clients", type=_positive(int), default=12, help="that ask at one time (12)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of what the clients do (0)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="all samples, for a machine")
+    parser.add_argument("--json", type=writable, metavar="FILE", help="all samples, for a machine")
     return parser
 
 
