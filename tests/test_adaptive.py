@@ -184,6 +184,16 @@ def test_a_costly_drafter_that_is_wrong_is_not_asked_any_more(monkeypatch):
     assert 3 < sum(map(any, asked)) < 20
 
 
+def test_a_cheap_drafter_that_is_wrong_is_tried_for_its_costs_only(monkeypatch):
+    """What it proposes is compared with what came instead, so nothing need be verified for that."""
+    depth, tries = Adaptive(), []
+    World(depth, 1, cost, lambda *_: 16, lambda *_: False).play(100, monkeypatch)
+    cut = depth.cut
+    monkeypatch.setattr(depth, "cut", lambda *asked: tries.append(c := cut(*asked)) or c)
+    World(depth, 1, cost, lambda *_: 16, lambda *_: False).play(256, monkeypatch)
+    assert sum(map(any, tries)) == 2
+
+
 def test_what_a_costly_drafter_says_before_its_cost_is_known_is_cut_too(monkeypatch):
     cuts = []
     depth = Adaptive()

@@ -152,7 +152,7 @@ class Adaptive:
         if best * self._worth.share <= rates[0] * (1 + self._margin):
             self._worth.refused()
             asking = [row for row, length in zip(rows, lengths, strict=True) if length]
-            width = min(most, self._try_again(asking))
+            width = min(most, self._try_again(asking, drafting))
         self._promised = rates[width] / rates[0] if width else 0.0
         return width
 
@@ -163,12 +163,13 @@ class Adaptive:
             seconds += self._plain.lost(rows) * self._costs.of(rows, 1, 1.0)
         return seconds + (self._drafting.of(rows, 1 + depth) if drafting and depth else 0.0)
 
-    def _try_again(self, rows: Seq[_Row]) -> int:
-        """2 if a row that has been refused long enough is due, else 0; and counts the refusal."""
+    def _try_again(self, rows: Seq[_Row], drafting: bool) -> int:
+        """2 if a row that has been refused long enough is due, else 0; and counts the refusal. Where
+        proposals are seen, what came instead has judged them: only costs are learned by a try."""
         due = False
         for row in rows:
             row.refused += 1
-            if row.refused >= row.patience:
+            if row.refused >= (row.patience if drafting else PATIENCE):
                 row.refused, row.patience = 0, min(2 * row.patience, PATIENCE)
                 due = True
         return 2 if due else 0

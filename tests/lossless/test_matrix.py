@@ -161,8 +161,7 @@ def test_what_a_cell_cannot_be_is_said(heads, tmp_path):
 def test_what_cannot_be_written_is_said_before_anything_is_tried(tmp_path, capsys):
     assert main(["matrix", "-o", str(tmp_path)]) == 2
     assert (
-        f"{tmp_path} is a folder. Name a file in it, as {tmp_path}/NAME"
-        in capsys.readouterr().err
+        f"{tmp_path} is a folder. Name a file in it, as {tmp_path}/NAME" in capsys.readouterr().err
     )
     for length in (255, 256):  # what is written beside it first has a longer name
         place = tmp_path / ("m" * length)
