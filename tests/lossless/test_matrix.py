@@ -83,19 +83,39 @@ def test_a_cover_keeps_every_promise(family, heads, tmp_path):
     assert len(found) == len(wanted) > 5
 
 
-def test_a_wrong_token_is_a_failing_cell(heads, tmp_path, monkeypatch):
+def _wrong_token(results):
+    results[1]["token_ids"][3] += 1
+
+
+def _not_reused(results):
+    results[1]["cached_tokens"] = 0
+
+
+def _begun_again(results):
+    results[1]["resumed_tokens"] = 0
+
+
+@pytest.mark.parametrize(
+    ("way", "change", "note"),
+    [
+        ("warm", _wrong_token, "warm: request 1 differs from plain at token 3"),
+        ("warm from disk", _not_reused, "warm from disk: of request 1 nothing was reused"),
+        ("resumed", _begun_again, "resumed: answer 1 began again"),
+    ],
+)
+def test_what_one_request_misses_fails_the_cell(heads, tmp_path, monkeypatch, way, change, note):
     compare = Trial._compare
 
     def told(self, name, results, verdict):
-        results[1]["token_ids"][3] += name == "warm"
+        if name == way:
+            change(results)
         compare(self, name, results, verdict)
 
     monkeypatch.setattr(Trial, "_compare", told)
     (found,) = Worker(tmp_path, heads).run(
         [Cell("suffix", "native", "llama", "[ram,disk]", rows=(1,))]
     )
-    assert found.outcome == "fails"
-    assert found.note == "warm: request 1 differs from plain at token 3"
+    assert (found.outcome, found.note) == ("fails", note)
 
 
 def test_a_cell_that_throws_has_one_outcome_a_number_of_rows(heads, tmp_path, monkeypatch):
@@ -194,7 +214,7 @@ def test_the_page():
     assert "| suffix  | no (1) |" in text
     assert "\n1. too wide.\n" in text
     assert "3 cells: 2 work, 0 fail, 1 are refused (33.3%). 9 tokens were compared." in text
-    assert "Of 2 cells with a drafter 1 drafted, 5 tokens in all." in text
+    assert "Of 1 cells tried with a drafter 1 drafted, 5 tokens in all." in text
 
 
 def test_a_cell_that_hangs_is_not_waited_for(monkeypatch, tmp_path):

@@ -18,12 +18,13 @@ Every drafter with every KV policy on every kind of layer, run on tiny random mo
 
 {place}
 
-A cell is **yes** where, for one row and for four rows in one batch, greedy and drawn, free and with a form, all tokens
-are those of plain decoding alone without a drafter: cold, warm from memory and from disk, and gone on with after the
-client hung up in mid-answer (`flow=resumable`), with the rows recounted after every round. Each time the four rows
-were in one round together, and every drafter but `none` drafted. Tiers (`disk`, `ram,disk`) and constraints (`none`,
-`llguidance`) take turns, so that each meets every drafter, policy and kind of layer. **–**: such a drafter is published
-for other models only. **no (n)**: refused when it is checked or opened, for the reason below.
+A cell is **yes** where, for one row and for four rows in one batch, greedy and drawn, free and with a form, all
+tokens are those of plain decoding alone without a drafter: cold, warm from memory and from disk, and gone on with
+after the client hung up in mid-answer (`flow=resumable`), with the rows recounted after every round. Each time every
+one of the requests was reused or gone on with, and the four rows were in one round together; every drafter but
+`none` drafted. Tiers (`disk`, `ram,disk`) and constraints (`none`, `llguidance`) take turns, so that each meets
+every drafter, policy and kind of layer. **–**: such a drafter is published for other models only. **no (n)**:
+refused when it is checked or opened, for the reason below.
 """
 
 
@@ -47,9 +48,10 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     parts = [f"{counts[name]} {what}" for name, what in SAID.items()]
     share = counts["refused"] / max(len(outcomes), 1)
     tokens = sum(one.tokens for one in outcomes)
-    drafted = [one.drafted for one in outcomes if one.cell.drafter != "none"]
+    tried = [one for one in outcomes if one.outcome != "refused"]
+    drafted = [one.drafted for one in tried if one.cell.drafter != "none"]
     told = (
-        f"{tokens:,} tokens were compared. Of {len(drafted)} cells with a drafter "
+        f"{tokens:,} tokens were compared. Of {len(drafted)} cells tried with a drafter "
         f"{sum(map(bool, drafted))} drafted, {sum(drafted):,} tokens in all"
     )
     return f"{len(outcomes)} cells: {', '.join(parts)} ({share:.1%}). {told}."

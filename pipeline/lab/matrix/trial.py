@@ -133,15 +133,11 @@ class Trial:
             if got != expected:
                 at = _parts_at(got, expected)
                 verdict.faults.append(f"{name}: request {index} differs from plain at token {at}")
-        cached = sum(result["cached_tokens"] for result in results)
-        if name == "cold":
-            if cached:
-                verdict.faults.append("cold: something was reused")
-        elif not cached:
-            verdict.faults.append(f"{name}: nothing was reused")
-
-        if name == "resumed" and not sum(result["resumed_tokens"] for result in results):
-            verdict.faults.append("resumed: every answer began again")
+            if bool(result["cached_tokens"]) == (name == "cold"):
+                what = "something" if name == "cold" else "nothing"
+                verdict.faults.append(f"{name}: of request {index} {what} was reused")
+            if name == "resumed" and not result["resumed_tokens"]:
+                verdict.faults.append(f"resumed: answer {index} began again")
 
     def _look(self, verdict: Verdict) -> None:
         """A fault that was mended is no success; nor is a drafter that never drafts."""
