@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import main
-from pipeline.cli.arguments import VERBS
+from pipeline.cli.arguments import VERBS, parse
 
 ROOT = Path(__file__).parents[1]
 
@@ -200,6 +200,37 @@ def test_a_model_that_is_not_there(cli, tmp_path):
     assert code == 2
     assert "\nerror: " in f"\n{err}"
     assert "no.gguf" in err
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("drafter=none,ngram", "To compare them: headrace sweep … drafter=none,ngram"),
+        ("tier=ram,disk", "Try: 'tier=[ram,disk]'"),
+    ],
+)
+def test_several_options_where_one_is_wanted(cli, typed, hint):
+    code, _, err = cli("check", "fake", typed)
+    assert code == 2
+    assert f"{typed.partition('=')[0]}: takes one option here. {hint}" in err
+
+
+@pytest.mark.parametrize("verb", ["sweep", "tune"])
+def test_an_interrupted_run_says_that_it_goes_on(cli, monkeypatch, tmp_path, verb):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"pipeline.cli.{verb}_verb.run", interrupted)
+    more = ["--goal", "latency", "-o", str(tmp_path / "x.yaml")] if verb == "tune" else []
+    assert cli(verb, "fake", *more) == (
+        130, "", "interrupted. The same command goes on from there.\n",
+    )  # fmt: skip
+
+
+def test_results_go_to_the_home_that_is_typed(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    args = parse(["bench", "fake", "--out=~/x"])
+    assert args.out == tmp_path / "x"
 
 
 @pytest.mark.parametrize(

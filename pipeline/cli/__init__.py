@@ -37,12 +37,16 @@ def say_warnings_plainly() -> None:
 
 
 def _run(words: list[str]) -> int:
+    again = ""
     try:
         args = parse(words)
+        again = getattr(args.verb, "AGAIN", "")
         return int(args.verb.run(args))
     except SystemExit as exit:  # --help
         return int(exit.code or 0)
     except KeyboardInterrupt:
+        if again:
+            print(f"interrupted. {again}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `headrace show … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

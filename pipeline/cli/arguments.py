@@ -111,11 +111,14 @@ def add_drift(parser: Any) -> None:
     )  # fmt: skip
 
 
-def add_recipe(parser: Any, *, optional: bool = False) -> None:
-    """The arguments of every verb that composes a recipe."""
+def add_recipe(
+    parser: Any, *, metavar: str = "RECIPE", more: str = "", optional: bool = False
+) -> None:
+    """The arguments of every verb that composes a recipe. `more` may stand before the overrides."""
     if not optional:
-        parser.add_argument("recipe", metavar="RECIPE", help="name, or path of a YAML file")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[])
+        what = {"RECIPE": "name, or path of a YAML file"}.get(metavar)
+        parser.add_argument("recipe", metavar=metavar, help=what)
+    parser.add_argument("overrides", metavar=f"{more} key=value".strip(), nargs="*", default=[])
     parser.add_argument(
         "--allow-code", metavar="PREFIX", action="append", default=[],
         help="also run classes under this package (they are code: allow only what you trust)",

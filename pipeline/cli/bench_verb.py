@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.arguments import add_recipe, count
 from pipeline.errors import HeadraceError
+from pipeline.types.places import user_path
 
 if TYPE_CHECKING:
     from pipeline.lab.sides import Checked, Side
@@ -29,7 +30,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--repeats", type=count, default=5, metavar="N", help="measured passes of the workload (5)"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="a new folder for result.json (runs/bench/…)"
+        "--out",
+        type=user_path,
+        metavar="FOLDER",
+        help="a new folder for result.json (runs/bench/…)",
     )
 
 

@@ -11,7 +11,7 @@ from pipeline.cli.arguments import UsageError, add_recipe
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    add_recipe(parser)
+    add_recipe(parser, metavar="RECIPE|A.lock.yaml", more="OTHER|B.lock.yaml")
 
 
 def run(args: Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -69,9 +70,9 @@ def _tell(one: Any) -> None:
 
 
 def _command(args: Namespace) -> str:
-    words = ["headrace matrix", *(["--pairwise"] if args.pairwise else [])]
+    words = ["headrace", "matrix", *(["--pairwise"] if args.pairwise else [])]
     words += ["--axes", *args.axes] if args.axes else []
-    return " ".join([*words, *([f"-o {args.output}"] if args.output else [])])
+    return shlex.join([*words, *(["-o", str(args.output)] if args.output else [])])
 
 
 def _place(seconds: float, workers: int) -> str:

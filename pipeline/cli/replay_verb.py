@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    add_recipe(parser)
+    add_recipe(parser, metavar="NAME.lock.yaml")
     add_drift(parser)
 
 

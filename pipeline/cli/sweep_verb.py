@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.cli.arguments import UsageError, add_recipe, count
+from pipeline.types.places import user_path
 
 if TYPE_CHECKING:
     from pipeline.lab.runners import Runner
     from pipeline.lab.sweep import Row
+
+AGAIN = "The same command goes on from there."  # said where it is interrupted
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -27,7 +30,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--quality-tokens", type=count, metavar="N", help="length of the text that is scored"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="where results are kept and found again (runs/…)"
+        "--out",
+        type=user_path,
+        metavar="FOLDER",
+        help="where results are kept and found again (runs/…)",
     )
     parser.add_argument(
         "--runner", choices=("local", "ray"), default="local",

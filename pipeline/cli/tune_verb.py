@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.arguments import UsageError, add_recipe, count
+from pipeline.types.places import user_path
 
 if TYPE_CHECKING:
     from pipeline.lab.tune.search import Step
 
 GOALS = ("latency", "throughput", "memory")
+
+AGAIN = "The same command goes on from there."  # said where it is interrupted
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -28,9 +31,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--repeats", type=count, default=3, metavar="N", help="measured passes a point (3)"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="where points are kept and found again (runs/…)"
+        "--out",
+        type=user_path,
+        metavar="FOLDER",
+        help="where points are kept and found again (runs/…)",
     )
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="NAME.yaml")
+    parser.add_argument("-o", "--output", type=user_path, required=True, metavar="NAME.yaml")
 
 
 def run(args: Namespace) -> int:

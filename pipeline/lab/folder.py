@@ -14,6 +14,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from pipeline.errors import HeadraceError
+from pipeline.types.places import user_path
 
 MARK = "headrace.json"  # says whose folder it is: kind, and what of
 LOCK = ".lock"
@@ -111,7 +112,7 @@ def write(path: Path, text: str) -> None:
 def writable(text: str) -> Path:
     """A file that `write` can write, known before any work is done. As `type=` of an argument:
     ArgumentTypeError says why not."""
-    path = Path(text)
+    path = user_path(text)
     try:
         if path.is_dir():
             raise ArgumentTypeError(f"{path} is a folder. Name a file in it, as {path / 'NAME'}")
