@@ -169,6 +169,31 @@ def test_who_mlx_lm_can_be_compared_with():
         against("mlx_lm", Checked.of("smollm2", ["workload=json"]))
 
 
+def test_both_sides_are_asked_the_recipes_workload(tmp_path):
+    other = tmp_path / "other.yaml"
+    other.write_text("defaults: [base, override workload: json, _self_]\nworkload: {requests: 7}\n")
+    ours = Checked.of("fake", ["workload=long_prompt", "workload.requests=3"])
+    theirs = against(str(other), ours)
+    one, two = ours.side("one", tmp_path), theirs.side("other", tmp_path)
+    assert one.choices["workload"] == two.choices["workload"] == "long_prompt"
+    assert one.config["workload"] == two.config["workload"] == theirs.config["workload"]
+    assert theirs.workload.requests == two.config["workload"]["requests"] == 3
+
+
+@pytest.mark.parametrize("word", ["workload=json", "workload.requests=3", "~workload.seed"])
+def test_the_other_side_has_no_say_in_what_is_asked(word):
+    told = f"--against: both sides are asked the recipe's workload: {word} would change nothing."
+    with pytest.raises(ConfigError) as caught:
+        against(f"fake constraint=llguidance {word}", Checked.of("fake", []))
+    assert f"{told} Type it before --against." in str(caught.value)
+
+
+def test_what_is_wrong_with_the_other_side_is_said_of_it():
+    ours = Checked.of("fake", ["workload=json", "constraint=llguidance"])
+    with pytest.raises(ConfigError, match="--against workload: asks for answers by a JSON schema"):
+        against("fake", ours)
+
+
 def test_bench_measures_two_recipes_by_turns_and_writes_what_it_found(
     tmp_path, capsys, monkeypatch
 ):

@@ -101,8 +101,31 @@ def test_the_chosen_policy_is_scored_with_the_recipes_own_settings(tmp_path):
         report = quality.measure(quality.asked(str(recipe), [], named), read("mill"), [64])
         (found[bits],) = report["outcomes"]
     two, four = found["recipe's"], found["option's"]
-    assert two.policy == four.policy == "kv=own"
+    assert (two.policy, four.policy) == ("kv=own kv.bits=2", "kv=own")
     assert two.bytes_per_token < four.bytes_per_token and two.whole.kl > four.whole.kl > 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "label"),
+    [
+        ([], "kv=kv4 kv.bits=2"),
+        (["kv.bits=8", "kv.start=32"], "kv=kv4 kv.bits=8 kv.start=32"),
+        (["kv=kv8", "drafter=ngram", "depth.max=3"], "kv=kv8 kv.bits=2"),
+        (["kv=native", "~kv.bits"], "kv=native ~kv.bits"),
+    ],
+)
+def test_a_policy_is_named_with_what_is_set_of_it(tmp_path, typed, label):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("defaults: [base, override kv: kv4, _self_]\nkv: {bits: 2}\n")
+    asked = quality.asked(str(recipe), typed, [])
+    assert list(asked.policies) == [label] and not asked.overrides
+
+
+def test_a_policy_of_a_recipes_own_class_is_not_native(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("defaults: [base, _self_]\nkv: {_target_: stages.kv.affine.Affine}\n")
+    asked = quality.asked(str(recipe), [], [])
+    assert list(asked.policies) == ["kv=native kv._target_=stages.kv.affine.Affine"]
 
 
 def test_the_command_of_a_point_measures_its_own_policy_only():
@@ -122,6 +145,8 @@ def test_the_command_of_a_point_measures_its_own_policy_only():
     ("words", "text"),
     [
         (["tiny", "--kv", "nosuch"], "kv: has no option 'nosuch'"),
+        (["tiny", "kv.bits=8", "--kv", "kv4"], "Try: kv=kv4 kv.SETTING=VALUE"),
+        (["tiny", "kv=kv8", "--kv", "kv4,kv8"], "--kv: scores policies as they are listed"),
         (["tiny", "--text", "/no/such/file"], "--text: /no/such/file cannot be read"),
         (["tiny", "--tokens", "0"], "--tokens: wants a whole number, 1 or more, got '0'"),
         (["tiny", "--text", "{empty}"], "the text has 1 tokens: at least 2 can be scored"),

@@ -13,6 +13,7 @@ from pipeline.build import build
 from pipeline.catalog import Catalog, join_defaults, load_yaml, package_folder, recipes
 from pipeline.compose import compose
 from pipeline.drawing import as_text
+from pipeline.lab import quality
 from pipeline.lab.experiment import read
 from pipeline.plan import plan
 
@@ -38,6 +39,13 @@ def test_composes_checks_and_is_drawn(path):
     built = build(plan(composed))
     drawing = as_text(built.graph)
     assert all(f"● {name}" in drawing for names in built.phases.values() for name in names)
+
+
+@each_recipe
+def test_fits_together_as_headrace_quality_runs_it(path, monkeypatch):
+    monkeypatch.setattr(quality, "Engine", lambda built: built)  # not opened
+    runs = quality._Runs(quality.chosen(str(path), OWN.get(path.stem, [])), "reference")
+    assert runs._load(quality.NATIVE, "record", (*quality.OURS, "kv")).phases["prefill"]
 
 
 @each_recipe

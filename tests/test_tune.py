@@ -159,6 +159,46 @@ def test_the_recipe_says_what_was_meant(tmp_path):
         recipe.write(path, "", meant)
 
 
+def test_settings_of_the_option_that_is_left_do_not_go_along(tmp_path, monkeypatch):
+    """`start` is known to all that code, `bits` not."""
+    monkeypatch.setattr(search, "KNOBS", KNOBS[:1])
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("defaults: [base, override kv: kv4, _self_]\nkv: {bits: 2, start: 32}\n")
+    wanted = Wanted(str(mine), ("kv.group_size=32",), GOALS["memory"], 0.95, 3)
+    found = Search(wanted, tmp_path / "run", Runner(), lambda row, of: None)
+    (step,) = found.steps()
+    whys = {v.row.label.split()[0]: v.why for v in step.verdicts}
+    assert [name for name, why in whys.items() if why.startswith("refused")] == ["kv=paged"]
+    assert whys["kv=paged"] == "refused: no blocks today"
+    assert step.chosen == "kv=turboquant '~kv.bits' '~kv.group_size' kv.start=0"
+    meant = compose(str(mine), found.overrides)
+    assert meant.config["kv"] == compose(None, ["kv=turboquant"]).config["kv"]
+    recipe.write(tmp_path / "new.yaml", recipe.text(meant, []), meant)
+    assert main(["check", str(tmp_path / "new.yaml")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["kv=kv4"], ["kv=kv4"]),
+        (["kv=kv8"], ["kv=kv8", "kv.bits=8"]),
+        (["kv=native"], ["kv=native", "~kv.bits"]),
+        (["depth=fixed", "depth.max=4"], ["depth=fixed", "depth.max=4", "~depth.min_p"]),
+        (["depth=adaptive"], ["depth=adaptive", "depth.max=16", "~depth.min_p"]),
+        (["flow=speculative", "drafter=none"], ["flow=speculative", "drafter=none", "~drafter.order"]),
+        (["drafter=cascade"], ["drafter=cascade"]),
+        (["limits.max_rows=2"], ["limits.max_rows=2"]),
+    ],
+)  # fmt: skip
+def test_what_is_typed_to_get_another_option(tmp_path, words, said):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        "defaults: [base, override kv: kv4, override depth: confidence, override drafter: cascade, _self_]\n"
+        "kv: {bits: 2}\ndepth: {max: 12, min_p: 0.2}\ndrafter: {order: [suffix]}\n"
+    )
+    assert search.moved(compose(str(mine)), words) == said
+
+
 def test_a_recipe_repeats_what_overlays_say(tmp_path):
     """An overlay that it chose would win over what was tuned."""
     meant = compose("fake", ["debug=small", "limits.max_rows=4"])
@@ -195,6 +235,19 @@ def test_a_recipe_that_would_not_be_found_is_refused_before_anything_is_measured
     assert "x.yaml: cannot be written: File name too long." in capsys.readouterr().err
     assert not (tmp_path / "runs").exists() and not list((tmp_path / "other").iterdir())
     recipe.check(tmp_path / "x.yaml", compose("mine.yaml"))
+
+
+def test_only_options_that_the_recipe_uses_have_to_be_found(tmp_path):
+    """A file beside it may bear the name of any value of another group."""
+    for group, name in (("kv", "fixed"), ("drafter", "sure"), ("tier", "sure"), ("model", "mine")):
+        (tmp_path / group).mkdir()
+        (tmp_path / group / f"{name}.yaml").write_text("_target_: stages.kv.native.Native\n")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        "defaults: [base, override drafter: cascade, override model@draft_model: mine, _self_]\n"
+        "drafter: {order: [sure, suffix]}\nmodel: {name: fixed}\n"
+    )
+    assert recipe._beside(compose(str(mine))) == ["model=mine", "drafter=sure"]
 
 
 def test_a_recipe_keeps_names_with_dots_and_what_was_set_to_nothing(tmp_path):

@@ -72,13 +72,11 @@ def _measured(job: Job) -> dict[str, Any]:
 
 def quality(job: Job) -> dict[str, Any]:
     """KL, top-1 agreement and perplexity of the point's KV policy against native, on our own text."""
-    from pipeline.compose import compose
     from pipeline.lab import quality as lab
     from pipeline.lab.metrics import spread
     from pipeline.lab.texts import read
 
-    native = compose(job.recipe, job.overrides).choices["kv"] == "native"
-    asked = lab.asked(job.recipe, job.overrides, ["native"] if native else [], job.allow)
+    asked = lab.chosen(job.recipe, job.overrides, job.allow)
     text = "\n\n".join(map(read, ("survey", "mill")))
     report = lab.measure(asked, text, [job.quality_tokens], lambda _: None)
     (outcome,) = report["outcomes"]

@@ -11,23 +11,31 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.build import pipeline_to_run
 from pipeline.catalog import Catalog, package_folder
-from pipeline.compose import compose
+from pipeline.compose import Composed, compose, leaves
 from pipeline.engine import Engine
-from pipeline.errors import ConfigError, HeadraceError, OpenError
+from pipeline.errors import ConfigError, HeadraceError, OpenError, Problem
 from pipeline.lab.table import markdown
+from pipeline.secrets import storable
 
 LENGTHS = (128, 256, 512, 1024, 2048)  # tokens of context that end a line of the table
 CHUNK = 64  # tokens that are scored at once
-OURS = ("flow", "drafter", "draft_model", "tier")  # groups that are ours to choose
-OWN = re.compile(r"[~+]*(flow|drafter|(model@)?draft_model|tier|stage\.score)\b")
+SCORING = {
+    "flow": "score",
+    "drafter": "none",
+    "draft_model": "none",
+    "depth": "fixed",
+    "tier": "none",
+}
+OURS = tuple(SCORING)  # groups that are ours to choose
+OWN = re.compile(rf"[~+]*({'|'.join(OURS)}|model@draft_model|stage\.score)\b")
 KV = re.compile(r"[~+]*kv\b")
-FLOW = ("flow=score", "drafter=none", "draft_model=none", "tier=none", "debug=none")
+FLOW = (*(f"{group}={option}" for group, option in SCORING.items()), "debug=none")
 NATIVE = ("kv=native",)
 
 
@@ -70,17 +78,33 @@ class Asked:
 def asked(
     recipe: str, overrides: Sequence[str], named: Sequence[str], allow: Iterable[str] = ()
 ) -> Asked:
-    """The policies named; else the one chosen; else, where that is `native` by default, all there
-    are. Settings of the chosen one, in the recipe or typed (`kv.bits=…`), are its own."""
-    common = tuple(text for text in overrides if not OWN.match(text) and not KV.match(text))
-    own = tuple(text for text in overrides if KV.match(text))
-    chosen = str(compose(recipe, [*common, *own]).choices["kv"])
-    if not named and (own or chosen != "native"):
-        label = " ".join([f"kv={chosen}", *(text for text in own if not text.startswith("kv="))])
-        return Asked(recipe, common, {label: own}, bool(own), tuple(allow))
+    """The policies named, as they are listed; else the one chosen; else, where that is `native` by
+    default, all there are. ConfigError for those named beside one that is typed."""
+    one = chosen(recipe, overrides, allow)
+    if named and one.named:
+        what = "scores policies as they are listed, and others are typed with their settings: not both."
+        raise ConfigError([Problem("--kv", what, f"Try: kv={named[0]} kv.SETTING=VALUE")])
+    if not named and (one.named or "kv=native" not in one.policies):
+        return one
     known = set(Catalog(package_folder("conf")).options("kv")) - {"native"}
     policies = {f"kv={name}": (f"kv={name}",) for name in named or sorted(known) or ["native"]}
-    return Asked(recipe, common, policies, bool(named), tuple(allow), (*OURS, "kv"))
+    return replace(one, policies=policies, named=bool(named), without=(*OURS, "kv"))
+
+
+def chosen(recipe: str, overrides: Sequence[str], allow: Iterable[str] = ()) -> Asked:
+    """The one policy that the recipe and what is typed choose, with its settings of either."""
+    common = tuple(text for text in overrides if not OWN.match(text) and not KV.match(text))
+    own = tuple(text for text in overrides if KV.match(text))
+    label = _label(compose(recipe, [*common, *own]), own)
+    return Asked(recipe, common, {label: own}, bool(own), tuple(allow))
+
+
+def _label(composed: Composed, own: Iterable[str]) -> str:
+    """The option, and what is not as it is listed."""
+    told = leaves(storable(composed.config["kv"], composed.sources, "kv"), "kv")
+    said = [f"{path}={value}" for path, value in told if path in composed.sources]
+    taken = [text for text in own if text.startswith("~")]
+    return " ".join([f"kv={composed.choices['kv']}", *said, *taken])
 
 
 def measure(

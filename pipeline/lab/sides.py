@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pipeline.plan import plan
 from pipeline.secrets import allowing, storable, typed
 from pipeline.types.places import user_path
 
+WORKLOAD = re.compile(r"[~+]*workload\b")
 RIVALS: Mapping[str, str] = {"mlx_lm": "shipped", "mlx_lm_blas": "ours"}  # name -> its BLAS
 # A measured server is asked here, without a key, and logs to us, whatever its recipe says.
 PLACE = {"host": "127.0.0.1", "socket": "null", "keys": "null", "log": "null"}
@@ -47,33 +49,40 @@ class Checked:
     allow: tuple[str, ...]
     built: Pipeline
     threads: int  # of BLAS
+    asks: Pipeline  # whose workload it is asked
 
     @classmethod
     def of(
-        cls, recipe: str, overrides: Sequence[str], allow: Sequence[str] = (), usual: int = 0
+        cls,
+        recipe: str,
+        overrides: Sequence[str],
+        allow: Sequence[str] = (),
+        beside: Checked | None = None,
     ) -> Checked:
-        """ConfigError or GraphError with all that is wrong. `usual`: its threads where it sets none; 0:
-        as many as anybody's here."""
+        """ConfigError or GraphError with all that is wrong. What it is measured beside gives the workload,
+        and the threads where it sets none."""
         built = build(plan(compose(recipe, overrides), allow=allow))
-        threads = built.config["device"].get("threads") or usual or threads_here()
-        checked = cls(recipe, tuple(overrides), tuple(allow), built, threads)
+        usual = beside.threads if beside else threads_here()
+        threads = built.config["device"].get("threads") or usual
+        asks = beside.asks if beside else built
+        checked = cls(recipe, tuple(overrides), tuple(allow), built, threads, asks)
         if problems := _problems(checked.workload, checked.choices, built.phases):
             raise ConfigError(problems)
         return checked
 
     @property
     def choices(self) -> Mapping[str, Any]:
-        return self.built.choices
+        return {**self.built.choices, "workload": self.asks.choices["workload"]}
 
     @property
     def config(self) -> Mapping[str, Any]:
         """As JSON has it."""
         found: Mapping[str, Any] = plain(self.built.config)
-        return found
+        return {**found, "workload": plain(self.asks.config["workload"])}
 
     @property
     def workload(self) -> Workload:
-        found: Workload = self.built.settings["workload"]
+        found: Workload = self.asks.settings["workload"]
         return found
 
     @property
@@ -88,10 +97,16 @@ class Checked:
         if disk is not None and disk.get("path") is None:
             own.append(f"tier.disk.path={folder / name}")
         command = [*headrace(self.recipe, *own, threads=self.threads), *allowing(self.allow)]
-        said, config = typed(self.overrides), self.built.config
-        ran = {**config, "device": {**config["device"], "threads": self.threads}}
-        told = storable(ran, self.built.composed.sources)
+        said, told = typed(self.overrides), _told(self.built)
+        told["device"]["threads"] = self.threads
+        told["workload"] = _told(self.asks)["workload"]
         return Side(name, tuple(command), self.threads, self.recipe, said, dict(self.choices), told)
+
+
+def _told(built: Pipeline) -> dict[str, Any]:
+    """Its configuration without secrets."""
+    found: dict[str, Any] = storable(built.config, built.composed.sources)
+    return found
 
 
 def _problems(
@@ -131,7 +146,14 @@ def against(name: str, ours: Checked) -> Checked | str:
         what = f"wants {', '.join(RIVALS)}, or a recipe with its overrides, got '{name}'."
         hint = "Try: --against 'smollm2 kv=kv4'"
         raise ConfigError([Problem("--against", what, hint)]) from None
-    return Checked.of(recipe, overrides, ours.allow, usual=ours.threads)
+    if asks := [text for text in overrides if WORKLOAD.match(text)]:
+        what = f"both sides are asked the recipe's workload: {asks[0]} would change nothing."
+        raise ConfigError([Problem("--against", what, "Type it before --against.")])
+    try:
+        return Checked.of(recipe, overrides, ours.allow, beside=ours)
+    except ConfigError as error:
+        wrong = [replace(problem, where=f"--against {problem.where}") for problem in error.problems]
+        raise type(error)(wrong) from error
 
 
 def _weights(ours: Checked) -> str:

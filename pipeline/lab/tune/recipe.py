@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -77,18 +78,24 @@ def write(path: Path, content: str, meant: Composed) -> None:
 
 def _beside(meant: Composed) -> list[str]:
     """Options beside the recipe that are chosen, or named in a list of parts (`drafter.order`)."""
-    values = [value for said in (meant.choices, meant.config) for _, value in leaves(said)]
-    words = {
-        str(word) for value in values for word in (value if isinstance(value, list) else [value])
-    }
     catalog = meant.catalog
+    used = [(ALWAYS, name) for name in catalog.options(ALWAYS)]
+    for key, option in meant.choices.items():
+        group, _, package = key.partition("@")
+        if group not in (*NOT_OURS, *OVERLAYS):
+            listed = [
+                v for _, v in leaves(meant.config.get(package or group)) if isinstance(v, list)
+            ]
+            used += [(group, str(name)) for name in chain(_list(option), *listed)]
     return [
         f"{group}={name}"
-        for group in catalog.groups()
-        if group not in (*NOT_OURS, *OVERLAYS)
-        for name, file in catalog.options(group).items()
-        if (group == ALWAYS or name in words) and not file.is_relative_to(catalog.conf)
+        for group, name in dict.fromkeys(used)
+        if (file := catalog.options(group).get(name)) and not file.is_relative_to(catalog.conf)
     ]
+
+
+def _list(option: Any) -> list[Any]:
+    return option if isinstance(option, list) else [option]
 
 
 @contextmanager

@@ -6,13 +6,15 @@ most to what changes least. Points are kept in a folder, so that a search that w
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pipeline.catalog import find_recipe
-from pipeline.compose import compose
+from pipeline.catalog import find_recipe, load_yaml
+from pipeline.compose import Composed, compose, leaves
 from pipeline.errors import HeadraceError
 from pipeline.lab.experiment import Experiment, Point
 from pipeline.lab.runners import Runner
@@ -91,15 +93,44 @@ class Search:
 
     def _measure(self, knob: Knob) -> list[Row]:
         """First what is chosen so far, then each candidate that is something else."""
-        asks = self.wanted.goal.asks
+        wanted, asks = self.wanted, self.wanted.goal.asks
         points = [Point((), (*self.overrides, *asks))]
-        points += [
-            Point((text,), (*self.overrides, *shlex.split(text), *asks)) for text in knob.candidates
-        ]
-        wanted = self.wanted
+        now = compose(wanted.recipe, self.overrides)
+        for candidate in knob.candidates:
+            words = moved(now, shlex.split(candidate))
+            points.append(Point((shlex.join(words),), (*self.overrides, *words, *asks)))
         tokens = wanted.quality_tokens if knob.quality else 0
         path = find_recipe(wanted.recipe)
         experiment = Experiment(
             wanted.recipe, path, tuple(points), METRICS, wanted.repeats, tokens, tuple(self.allow)
         )
         return measure(experiment, self.folder, self.runner, self.tell)
+
+
+def moved(now: Composed, words: Sequence[str]) -> list[str]:
+    """What is typed to get another option as it is listed. Settings that were made for the one that is
+    left, in the recipe or before, do not go with it."""
+    typed = {word.partition("=")[0] for word in words}
+    said = list(words)
+    for group, _, option in (word.partition("=") for word in words):
+        if now.choices.get(group, option) != option:
+            listed = load_yaml(now.options(group)[option])
+            said += [
+                _as_listed(f"{group}.{key}", key, listed)
+                for key in _settings(now, group)
+                if f"{group}.{key}" not in typed
+            ]
+    return said
+
+
+def _settings(now: Composed, group: str) -> list[str]:
+    """Names of those that somebody has set."""
+    paths = [path for path, _ in leaves(now.config[group], group) if path in now.sources]
+    return list(dict.fromkeys(path.split(".")[1] for path in paths))
+
+
+def _as_listed(path: str, key: str, listed: Mapping[str, Any]) -> str:
+    if key not in listed:
+        return f"~{path}"
+    value = listed[key]
+    return f"{path}={value if isinstance(value, str) else json.dumps(value)}"
