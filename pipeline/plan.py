@@ -171,7 +171,7 @@ class _Check:
             self.problems += [Problem(f"{path}{p.where}", p.what, p.hint) for p in error.problems]
             return None
         takes = signature(target)
-        lists = {k: g for k, kind in takes.parts.items() if k in node and (g := _members(kind))}
+        lists = {k: g for k, kind in takes.parts.items() if k in node and (g := members(kind))}
         own = {name for key in lists for name in _names(node[key])}
         settings = self._settings(path, {k: v for k, v in node.items() if k not in own}, takes)
         nested = {
@@ -235,7 +235,7 @@ class _Check:
 
     def _unknown(self, where: str, key: str, takes: Signature) -> None:
         known = list(takes.settings)
-        groups = {part: group for part, kind in takes.parts.items() if (group := _members(kind))}
+        groups = {part: group for part, kind in takes.parts.items() if (group := members(kind))}
         for part, group in groups.items():
             if key in self.catalog.options(group):
                 what = f"'{key}' is not in the list {part}, so it has nothing to set."
@@ -329,7 +329,7 @@ def source(name: str, annotation: Any) -> str | None:
     return name if name in groups else next(iter(groups), None)
 
 
-def _members(annotation: Any) -> str | None:
+def members(annotation: Any) -> str | None:
     """The group whose options a `list[Part]` parameter may name; None for other annotations."""
     inner = get_args(annotation)[:1] if get_origin(annotation) is list else ()
     return next((group for group, protocol in PARTS.items() if (protocol,) == inner), None)

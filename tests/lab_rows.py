@@ -61,7 +61,7 @@ def rows() -> list[Row]:
             made = Row(
                 len(found) + 1, " ".join(both), tuple(" ".join(both).split()), "d", workload, OK
             )
-            made.result = result
+            made.result, made.kv = result, result["contestants"][0]["choices"]["kv"]
             found.append(made)
     bad = Row(
         len(found) + 1, "kv=kv4 model=tiny", ("kv=kv4", "model=tiny"), status=FAILED, reason=REASON

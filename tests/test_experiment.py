@@ -8,6 +8,7 @@ import shlex
 import pytest
 
 from pipeline.catalog import find_recipe
+from pipeline.errors import ConfigError
 from pipeline.lab.experiment import read
 
 DEEP = [f"depth.max={n}" for n in range(1, 12)]
@@ -50,11 +51,76 @@ def labels(name, *said):
         # how deep nobody drafts makes no points
         ("depth", "drafter=none depth.max=range(1,12)", ["drafter=none"]),
         ("depth", "drafter=none depth=fixed,adaptive", ["drafter=none"]),
+        ("depth", "drafter=none,random depth.max=3", ["drafter=none", "drafter=random depth.max=3"]),
+        ("fake", "drafter=none kv=native,kv8 depth.max=1,2", ["kv=native", "kv=kv8"]),
+        (
+            "fake", "drafter=none,ngram depth.max=1,2",
+            ["drafter=none", "drafter=ngram depth.max=1", "drafter=ngram depth.max=2"],
+        ),
         ("tiers", "~tier.ram.max_gb", ["tier=none", "tier=[ram]", "tier=[ram,disk]"]),
+        # an option is one however it is typed
+        ("tiers", "tier=ram", ["tier=[ram]", "tier=[ram] tier.ram.max_gb=0.01"]),
+        ("tiers", "tier=[]", ["tier=none"]),
+        ("tiers", "tier=disk,[ram]", ["tier=[ram]", "tier=[ram] tier.ram.max_gb=0.01", "tier=disk"]),
+        # a setting goes with what takes it; the others are there once, as they are
+        (
+            "drafters", "draft_model.bits=2,4 workload=chat",
+            [
+                "drafter=none", "drafter=ngram", "drafter=suffix",
+                "drafter=cascade drafter.order=[grammar,suffix]",
+                "drafter=two_model draft_model=smollm2 depth.max=4 draft_model.bits=2",
+                "drafter=two_model draft_model=smollm2 depth.max=4 draft_model.bits=4",
+            ],
+        ),
+        (
+            "tiers", "tier.ram.max_gb=0.1,1",
+            [
+                "tier=none", "tier=[ram] tier.ram.max_gb=0.1", "tier=[ram] tier.ram.max_gb=1",
+                "tier=[ram,disk] tier.ram.max_gb=0.1", "tier=[ram,disk] tier.ram.max_gb=1",
+            ],
+        ),
+        ("tiers", "tier=none,ram tier.ram.max_gb=1", ["tier=none", "tier=[ram] tier.ram.max_gb=1"]),
+        (
+            "drafters", "drafter.order=[suffix,grammar] drafter=none,cascade workload=chat",
+            ["drafter=none", "drafter=cascade drafter.order=[suffix,grammar]"],
+        ),
+        (
+            "drafters", "drafter=ngram,cascade drafter.suffix.min_match=2,4 workload=chat",
+            [
+                "drafter=ngram", "drafter=cascade drafter.order=[grammar,suffix] drafter.suffix.min_match=2",
+                "drafter=cascade drafter.order=[grammar,suffix] drafter.suffix.min_match=4",
+            ],
+        ),
+        ("kv_quality", "kv=native,kv4 kv.bits=2,3", ["kv=native", "kv=kv4 kv.bits=2", "kv=kv4 kv.bits=3"]),
+        ("fake", "kv=native,kv4 kv.bits=2", ["kv=native", "kv=kv4 kv.bits=2"]),
+        # that nobody takes it is said of each
+        ("fake", "kv=native,kv4 kv.bitz=2", ["kv=native", "kv=kv4"]),
     ],
 )  # fmt: skip
 def test_what_is_typed_goes_before_what_cases_say(name, said, expected):
     assert labels(name, *said.split()) == expected
+
+
+def test_a_list_is_the_same_with_spaces_in_it():
+    assert labels("tiers", "tier=[ram, disk]") == ["tier=[ram,disk] tier.ram.max_gb=0.01"]
+
+
+def test_a_setting_that_no_point_takes_stays_in_all_and_is_refused():
+    points = read("fake", ["kv=native,kv4", "kv.bitz=2"], {}).points
+    assert all("kv.bitz=2" in point.overrides for point in points)
+    points = read("fake", ["kv=native,kv4", "kv.bits=2"], {}).points
+    assert ["kv.bits=2" in point.overrides for point in points] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "said", [("drafter=none", "depth.max=1,2"), ("drafter=none", "depth=fixed,adaptive")]
+)
+def test_how_deep_nobody_drafts_is_nothing_to_compare(said):
+    with pytest.raises(
+        ConfigError, match=r"where nobody drafts .* how deep makes none. Add .*drafter=suffix"
+    ):
+        read("fake", said, {})
+    assert len(read("rows", said, {}).points) == 8
 
 
 def tries():

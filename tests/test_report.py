@@ -244,6 +244,30 @@ def test_a_pass_is_pooled_over_who_drafts_and_nothing_else():
     assert found["kv native, 1 row"][1][0] == 2 * found["threads 2, 1 row"][1][0]
 
 
+def test_passes_of_different_machines_are_different_lines():
+    rows = [measured(n, f"drafter=ngram depth.max={n}") for n in (1, 2, 3, 4)]
+    one = machine(1)
+    assert set(_passes(rows)) == {"kv native, 1 row"}
+    rows[1].result["machine"] = {**one, "cpu": "Z80", "cores": 1}
+    rows[2].result["machine"] = {**one, "packages": {**one["packages"], "mlx": "9.9"}}
+    rows[3].contestant["blas"] = "none of ours"
+    found = _passes(rows)
+    assert len(found) == 4, "neither another machine's nor another software's is pooled"
+    z80, mlx, blas = "kv native, 1 row, Z80, mlx ", ", mlx 9.9, ", "none of ours"
+    names = list(found)
+    assert names[1].startswith(z80) and mlx in names[2] and names[3].endswith(blas)
+    assert "cores" not in "".join(names), "what tells them apart is said, and no more"
+
+
+def test_whose_figures_a_point_has_is_said_where_it_is_shown():
+    rows = lab_rows.rows()
+    rows[1].reason = "the same configuration as point 1"
+    console = Console(width=400, file=StringIO())
+    console.print(as_table(lab_rows.experiment(), rows))
+    assert console.file.getvalue().count(rows[1].reason) == 1
+    assert f"<small>{rows[1].reason}</small>" in as_html(lab_rows.experiment(), rows, ABOUT)
+
+
 def test_a_chart_that_cannot_be_drawn_leaves_no_tables(tmp_path):
     rows = lab_rows.rows()
     del rows[0].contestant["widths"]

@@ -27,6 +27,7 @@ from pipeline.lab.lock import facts
 from pipeline.lab.runners import RayRunner, run_here
 from pipeline.lab.sides import Checked
 from pipeline.lab.table import machine
+from pipeline.lab.tables import repeat
 from stages import blas
 
 SHIPPED = ("kv_quality", "drafters", "depth", "tiers", "rows")
@@ -152,7 +153,7 @@ def test_what_is_wrong_with_an_experiment_is_said(tmp_path, body, text):
     ],
 )  # fmt: skip
 def test_a_metric_that_no_point_gives_is_named_before_anything_is_written(tmp_path, metric, text):
-    wanted = read("drafter=none", "depth.max=1,2", metrics=[metric])
+    wanted = read("drafter=none", "limits.max_rows=1,2", metrics=[metric])
     with pytest.raises(ConfigError) as caught:
         run(wanted, tmp_path / "new", Runner())
     assert text in str(caught.value)
@@ -315,6 +316,9 @@ def test_a_failed_point_is_a_row_and_is_tried_again(tmp_path):
     rows = run(read("depth.max=1,2"), folder, Runner(bad=["depth.max=2"]))
     assert [row.status for row in rows] == ["ok", "failed"]
     assert rows[1].reason == "no room"
+    wanted = read("depth.max=1,2", metrics=["kl"])
+    (bad,) = (row for row in run(wanted, folder, Runner(bad=["depth.max=2"])) if row.status != "ok")
+    assert " --kv native " in repeat(wanted, bad)[1], "of the other policies nobody has asked"
     again = Runner()
     assert [row.status for row in run(read("depth.max=1,2"), folder, again)] == ["ok", "ok"]
     assert len(again.asked) == 1
@@ -328,6 +332,46 @@ def test_a_point_that_does_not_fit_together_is_a_row_and_all_such_are_an_error(t
     assert not (tmp_path / "other").exists()
 
 
+BITS = """defaults: [base, override flow: speculative, override kv: kv4, _self_]
+kv: {bits: 2}
+"""
+
+
+def test_points_of_one_configuration_are_rows_that_say_so_and_run_once(tmp_path):
+    file = tmp_path / "bits.yaml"
+    file.write_text(BITS)
+    wanted, runner, told = experiment.read(str(file), ["kv=native,kv8,kv4"], {}), Runner(), []
+    rows = run(wanted, tmp_path / "new", runner, lambda row, of: told.append((row.number, of)))
+    assert [row.status for row in rows] == ["failed", "ok", "ok"]
+    assert rows[2].reason == "the same configuration as point 2"
+    assert rows[2].figure("tokens_per_s") == rows[1].figure("tokens_per_s") is not None
+    assert len(runner.asked) == 1 and told == [(1, 3), (2, 3), (3, 3)]
+    for word in (
+        "takes no 'bits'",
+        "The recipe itself sets it, for every point",
+        "sweep.cases",
+    ):
+        assert word in rows[0].reason
+    again = run(wanted, tmp_path / "new", runner)
+    assert [row.known for row in again] == [False, True, True] and len(runner.asked) == 1
+    with pytest.raises(ConfigError, match="The recipe itself sets it"):
+        run(experiment.read(str(file), ["kv=native,rotated"], {}), tmp_path / "none", Runner())
+    bad = run(wanted, tmp_path / "bad", Runner(bad=["kv=kv8"]))
+    assert [(row.status, row.reason) for row in bad[1:]] == [
+        ("failed", "no room"),
+        ("failed", rows[2].reason),
+    ]
+
+
+def test_what_was_typed_is_not_said_to_be_the_recipes(tmp_path):
+    file = tmp_path / "bits.yaml"
+    file.write_text(BITS.replace("{bits: 2}", "{group_size: 32}"))
+    said = [*FAKE, "kv=kv8", "kv.group_size=x,y"]
+    with pytest.raises(ConfigError, match=r"kv.group_size: wants") as caught:
+        run(experiment.read(str(file), said, {}), tmp_path / "new", Runner())
+    assert "The recipe itself" not in str(caught.value)
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
@@ -338,7 +382,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
         run(read("depth.max=1,2"), mine, Runner())
     assert [file.name for file in mine.iterdir()] == ["notes.txt"]
     run(read("depth.max=1,2"), tmp_path / "new", Runner())
-    other = recipe(tmp_path, 'sweep: {params: {depth.max: "1,2"}}')
+    other = recipe(tmp_path, 'sweep: {params: {limits.max_rows: "1,2"}}')
     with pytest.raises(FolderError, match="holds the sweep of fake"):
         run(experiment.read(other, [], {}), tmp_path / "new", Runner())
 
@@ -403,7 +447,7 @@ def test_relative_paths_begin_where_the_sweep_was_started(tmp_path, monkeypatch)
     recipe(here, "workload: {path: asked.jsonl, max_tokens: 4}")
     (here / "asked.jsonl").write_text('{"prompt": "hello"}\n')
     monkeypatch.chdir(here)
-    said = [*FAKE, "workload=jsonl", "depth.max=1,2"]
+    said = [*FAKE, "workload=jsonl", "limits.max_rows=1,2"]
     runner = Runner()
     run(experiment.read("mine.yaml", said, {"repeats": 1}), tmp_path / "new", runner)
     monkeypatch.chdir(there)

@@ -22,6 +22,7 @@ from pipeline.catalog import SWEEP, find_recipe, first_comment, load_yaml
 from pipeline.compose import sweep_values
 from pipeline.errors import ConfigError, Problem, nearest
 from pipeline.lab.metrics import METRICS, QUALITY
+from pipeline.lab.options import Case, Options, is_setting, key_of, names
 from pipeline.secrets import typed
 
 KEYS: Mapping[str, type] = {
@@ -31,11 +32,9 @@ KEYS: Mapping[str, type] = {
     "repeats": int,
     "quality_tokens": int,
 }
-NOBODY = "drafter=none"
+DEEP = "depth"  # where nobody drafts, it says nothing
 DEFAULT = ("tokens_per_s", "ttft_ms", "kv_bytes_per_token", "peak_mb")
 QUALITY_TOKENS = 512
-
-Case = tuple[str, ...]  # overrides that go together
 
 
 @dataclass(frozen=True)
@@ -84,11 +83,14 @@ def read(
     if problems:
         raise ConfigError(problems)
     said = {**said, **{key: value for key, value in asked.items() if value is not None}}
-    points = tuple(_points(said, overrides, f"{path.name} {SWEEP}.cases", problems))
+    options = Options(path, body if isinstance(body, Mapping) else {}, allow)
+    where = f"{path.name} {SWEEP}.cases"
+    points = tuple(_points(said, overrides, options, where, problems))
     metrics = tuple(said.get("metrics") or DEFAULT)
     problems += [_unknown(name) for name in metrics if name not in METRICS]
     if not problems and not any(point.own for point in points):
-        problems.append(_nothing(recipe))
+        deep = any(map(_is_deep, (*said.get("params", ()), *overrides)))
+        problems.append(_nothing(recipe, deep and not options.chosen(overrides, "drafter")))
     if problems:
         raise ConfigError(problems)
     tokens = said.get("quality_tokens", QUALITY_TOKENS) if set(metrics) & set(QUALITY) else 0
@@ -117,7 +119,14 @@ def _unknown(name: object) -> Problem:
     return Problem("metrics", f"no metric '{name}'.", hint.strip())
 
 
-def _nothing(recipe: str) -> Problem:
+def _is_deep(text: Any) -> bool:
+    return key_of(str(text)).partition(".")[0] == DEEP
+
+
+def _nothing(recipe: str, deep: bool) -> Problem:
+    if deep:
+        what = "has no points to compare: where nobody drafts (drafter=none), how deep makes none."
+        return Problem(recipe, what, "Add somebody who drafts: drafter=suffix")
     what = "has no points to compare: nothing in it takes more than one value."
     hint = (
         f"Give a setting several: headrace sweep {recipe} kv=native,kv8. Experiments that have "
@@ -127,13 +136,17 @@ def _nothing(recipe: str) -> Problem:
 
 
 def _points(
-    said: Mapping[str, Any], overrides: Sequence[str], where: str, problems: list[Problem]
+    said: Mapping[str, Any],
+    overrides: Sequence[str],
+    options: Options,
+    where: str,
+    problems: list[Problem],
 ) -> Iterator[Point]:
     """Cases x parameters; what the command line says of a key replaces what either says of it."""
-    raw = {_key(str(key)): value for key, value in said.get("params", {}).items()}
-    raw |= {_key(text): text.partition("=")[2] for text in overrides if _sets(text)}
+    raw = {key_of(str(key)): value for key, value in said.get("params", {}).items()}
+    raw |= {key_of(text): text.partition("=")[2] for text in overrides if _sets(text)}
     plain = [text for text in overrides if not _sets(text)]
-    gone = [_key(text) for text in plain]
+    gone = [key_of(text) for text in plain]
     asked = {
         key: [f"{key}={value}" for value in _values(key, value, problems)]
         for key, value in raw.items()
@@ -142,18 +155,42 @@ def _points(
     cases = list(_cases(said.get("cases", []), where, problems)) or [()]
     for key in gone:
         cases = [_without(case, key) for case in cases]
-    for key in sorted(asked, key=_is_setting):
-        if any(_says(case, key) for case in cases):
+    for key in [key for key in asked if not is_setting(key)]:
+        if any(_chooses(case, key) for case in cases):
             cases = list(_overruled(cases, key, asked.pop(key)))
-    varied = [words for words in asked.values() if len(words) > 1]
-    fixed = [words[0] for words in asked.values() if len(words) == 1]
+    combined = list(product(cases, product(*asked.values())))
+    laid = list(_laid(combined, plain, options))
+    shared = set.intersection(*(set(words) for _, words in laid)) if laid else set()
     found: dict[tuple[str, ...], Point] = {}
-    for case in cases:
-        for combined in product(*varied):
-            own = _drafting((*case, *combined))
-            every = (*own, *fixed, *plain)
-            found.setdefault(every, Point(own, every))
+    for case, words in laid:
+        own = (*case, *(text for text in words if _sets(text) and text not in shared))
+        every = (*own, *(text for text in words if text not in own))
+        found.setdefault(every, Point(own, every))
     yield from found.values()
+
+
+def _laid(
+    combined: Sequence[tuple[Case, Case]], plain: Sequence[str], options: Options
+) -> Iterator[tuple[Case, Case]]:
+    """What each case says, and the words that go with it. A setting replaces the case's; points that
+    choose what does not take it are without it, if others do."""
+
+    def takes(case: Case, words: Case, key: str) -> bool:
+        return not is_setting(key) or _says(case, key) or options.take((*case, *words), key)
+
+    keys = {key_of(text) for _, words in combined for text in (*words, *plain)}
+    meant = {key for key in keys if any(takes(*both, key) for both in combined)}
+    for case, words in combined:
+        said, more = case, []
+        for text in (*words, *plain):
+            key = key_of(text)
+            if is_setting(key) and _says(case, key):
+                said = (*_without(said, key), text)
+            elif key not in meant or takes(case, words, key):
+                more.append(text)
+        idle = not options.chosen((*said, *more), "drafter")
+        both = said, tuple(more)
+        yield (_without(both[0], DEEP), _without(both[1], DEEP)) if idle else both
 
 
 def _cases(said: Iterable[Any], where: str, problems: list[Problem]) -> Iterator[Case]:
@@ -171,31 +208,32 @@ def _cases(said: Iterable[Any], where: str, problems: list[Problem]) -> Iterator
 def _spread(text: str, problems: list[Problem]) -> list[str]:
     if not _sets(text):
         return [text]
-    key = _key(text)
+    key = key_of(text)
     return [f"{key}={value}" for value in _values(key, text.partition("=")[2], problems)]
 
 
 def _overruled(cases: Sequence[Case], key: str, words: Sequence[str]) -> Iterator[Case]:
-    """The cases when `words` are what is said of the key. A setting replaces theirs. An option keeps the
-    cases that choose it, with all that belongs to it; one that none chooses takes another's place in
-    the plainest of them."""
-    option = not _is_setting(key)
-    named = [case for case in cases if _says(case, key)]
+    """The cases when `words` are what is said of an option. Those stay that choose it, with all that
+    belongs to it; one that none chooses takes another's place in the plainest of them."""
+    wanted = [names(word) for word in words]
+    known = []
     for case in cases:
-        if not (option and case in named):
-            kept = case if option else _without(case, key)
-            yield from ((*kept, word) for word in words)
-        elif set(words) & set(case):
+        if not (chosen := _chooses(case, key)):
+            yield from ((*case, word) for word in words)
+        elif chosen[-1] in wanted:
             yield case
-    if option:
-        plainest = _without(min(named, key=len), key)
-        known = {word for case in named for word in case}
-        yield from ((*plainest, word) for word in words if word not in known)
+        known += chosen
+    plainest = _without(min((case for case in cases if _chooses(case, key)), key=len), key)
+    yield from ((*plainest, word) for word in words if names(word) not in known)
+
+
+def _chooses(case: Case, key: str) -> list[tuple[str, ...]]:
+    return [names(text) for text in case if key_of(text) == key]
 
 
 def _says(case: Case, key: str) -> bool:
-    """Of a setting also what is below it."""
-    return _without(case, key) != case if _is_setting(key) else key in map(_key, case)
+    """Something of the key, or of what is below it."""
+    return _without(case, key) != case
 
 
 def _sets(text: str) -> bool:
@@ -203,25 +241,9 @@ def _sets(text: str) -> bool:
     return "=" in text and not text.startswith("~")
 
 
-def _is_setting(key: str) -> bool:
-    """Else one chooses an option with it."""
-    return "." in key
-
-
 def _without(case: Case, key: str) -> Case:
     """What it says of other things than the key and what is below it."""
-    return tuple(text for text in case if not f"{_key(text)}.".startswith(f"{key}."))
-
-
-def _drafting(own: Case) -> Case:
-    """Where nobody drafts, how deep says nothing, and makes no points that differ."""
-    return _without(own, "depth") if NOBODY in own else own
-
-
-def _key(text: str) -> str:
-    """As it is looked for: `model@draft_model` may also be typed `draft_model`."""
-    key = text.partition("=")[0].strip().lstrip("~+")
-    return key if _is_setting(key) else key.rpartition("@")[2]
+    return tuple(text for text in case if not f"{key_of(text)}.".startswith(f"{key}."))
 
 
 def _values(key: object, raw: Any, problems: list[Problem]) -> list[str]:

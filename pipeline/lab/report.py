@@ -222,13 +222,33 @@ def widths(rows: Sequence[Row]) -> Iterator[Chart]:
 def _passes(rows: Sequence[Row]) -> dict[str, dict[int, list[float]]]:
     """What runs them -> width -> rounds and seconds."""
     found: dict[str, dict[int, list[float]]] = {}
+    where = _places(rows)
     for row in rows:
         for entry in row.contestant["widths"]:
-            seen = found.setdefault(_runs(row, entry["rows"]), {})
+            seen = found.setdefault(f"{_runs(row, entry['rows'])}{where[row.number]}", {})
             told = seen.setdefault(entry["width"], [0, 0])
             told[0] += entry["rounds"]
             told[1] += entry["seconds"]
     return found
+
+
+def _places(rows: Sequence[Row]) -> dict[int, str]:
+    """By a point's number, what tells its machine, and what ran there, from the others'."""
+    told = {row.number: _place(row) for row in rows}
+    said = dict.fromkeys(told, "")
+    for key in _place(rows[0]):
+        finer = {number: f"{text}, {told[number][key]}" for number, text in said.items()}
+        if len(set(finer.values())) > len(set(said.values())):
+            said = finer
+    return said
+
+
+def _place(row: Row) -> dict[str, str]:
+    """BLAS threads are not in it: where they differ they are a point's own."""
+    one = row.result["machine"]
+    found = {"cpu": one["cpu"], "cores": f"{one['cores']} cores", "system": one["system"]}
+    packages = {name: f"{name} {number}" for name, number in one["packages"].items()}
+    return {**found, **packages, "BLAS": str(row.contestant.get("blas"))}
 
 
 def _runs(row: Row, rows: int) -> str:

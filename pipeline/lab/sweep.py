@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.catalog import package_folder
+from pipeline.catalog import load_yaml, package_folder
 from pipeline.errors import ConfigError, Problem
 from pipeline.identity import digest, file_digest
 from pipeline.lab.experiment import Experiment, Point
@@ -20,6 +20,7 @@ from pipeline.lab.folder import own, sweep_leftovers, write
 from pipeline.lab.jobs import FAILED, OK, Job
 from pipeline.lab.lock import facts as here
 from pipeline.lab.metrics import METRICS
+from pipeline.lab.options import key_of
 from pipeline.lab.runners import Runner
 from pipeline.lab.sides import PLACE, Checked
 from pipeline.secrets import typed, untold
@@ -36,9 +37,10 @@ class Row:
     digest: str = ""  # empty: it was refused before it could run
     workload: str = ""
     status: str = ""  # ok or failed
-    reason: str = ""
+    reason: str = ""  # it failed; or whose figures it has
     known: bool = False  # it had been run before
     when: str = ""  # it was run
+    kv: str = ""  # as `workload`, what is chosen
     result: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -78,8 +80,10 @@ def owned(recipe: Path, folder: Path) -> AbstractContextManager[Path]:
 
 
 def measure(experiment: Experiment, folder: Path, runner: Runner, tell: Tell) -> list[Row]:
-    """As `run`, in a folder that is `owned` for longer than these points."""
+    """As `run`, in a folder that is `owned` for longer than these points; those that are the same as an
+    earlier one are left out."""
     rows, jobs = _check(experiment, runner.place)
+    rows = _once(rows)
     _fill(folder, rows, jobs, runner, tell)
     return rows
 
@@ -87,12 +91,13 @@ def measure(experiment: Experiment, folder: Path, runner: Runner, tell: Tell) ->
 def _fill(
     folder: Path, rows: Sequence[Row], jobs: Mapping[int, Job], runner: Runner, tell: Tell
 ) -> None:
-    """What is known is recalled, the others are run."""
+    """What is known is recalled, the others are run, each once."""
     sweep_leftovers(folder)
     points = folder / "points"
     points.mkdir(exist_ok=True)
-    waiting = [row for row in rows if row.digest and not _recall(points, row)]
-    for row in rows:
+    once = _once(rows)
+    waiting = [row for row in once if row.digest and not _recall(points, row)]
+    for row in once:
         if row not in waiting:
             tell(row, len(rows))
     try:
@@ -102,34 +107,69 @@ def _fill(
     finally:
         if not any(points.iterdir()):
             points.rmdir()
+    measured = {row.digest: row for row in once}
+    for row in rows:
+        if not row.status:
+            _share(row, measured[row.digest])
+            tell(row, len(rows))
+
+
+def _once(rows: Sequence[Row]) -> list[Row]:
+    """Without those whose configuration is that of an earlier one."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        found.setdefault(row.digest or f"refused {row.number}", row)
+    return list(found.values())
+
+
+def _share(row: Row, measured: Row) -> None:
+    row.status, row.result, row.when = measured.status, measured.result, measured.when
+    row.known = measured.known
+    row.reason = f"the same configuration as point {measured.number}"
 
 
 def _check(experiment: Experiment, place: Mapping[str, Any]) -> tuple[list[Row], dict[int, Job]]:
     """Each point composed: those that do not fit together have failed already."""
-    rows: dict[str, Row] = {}
-    jobs, refused = {}, []
+    rows: list[Row] = []
+    jobs, refused, body = {}, [], load_yaml(experiment.path)
     checked: list[Checked] = []
     facts = {"place": place, "packages": here.packages(), "cores": os.cpu_count()}
     for point in experiment.points:
         job = _job(experiment, point)
-        row = Row(len(rows) + 1, point.label, typed(point.overrides))
+        rows.append(row := Row(len(rows) + 1, point.label, typed(point.overrides)))
         try:
             checked.append(found := Checked.of(job.recipe, job.overrides, job.allow))
         except ConfigError as error:
+            problems = list(_told(error.problems, body, point))
             row.status = FAILED
-            row.reason = untold("; ".join(map(str, error.problems)), job.recipe, job.overrides)
-            refused.append(error)
-            rows[f"refused {row.number}"] = row
+            row.reason = untold("; ".join(map(str, problems)), job.recipe, job.overrides)
+            refused.append(ConfigError(problems))
             continue
-        row.workload = str(found.choices["workload"])
+        row.workload, row.kv = (str(found.choices[group]) for group in ("workload", "kv"))
         row.digest = identify(job, found, facts)
-        if row.digest not in rows:  # two ways to type one point
-            rows[row.digest] = row
-            jobs[row.number] = job
+        jobs[row.number] = job
     if refused and not checked:
         raise refused[0]
     _given(experiment, checked)
-    return list(rows.values()), jobs
+    return rows, jobs
+
+
+def _told(problems: Sequence[Problem], body: Mapping[str, Any], point: Point) -> Iterator[Problem]:
+    """With what to do about settings of the recipe that the option of a point does not take."""
+    asked = [key_of(text) for text in point.overrides]
+    for problem in problems:
+        node: Any = body
+        for key in problem.where.split("."):
+            node = node.get(key) if isinstance(node, Mapping) else None
+        group, below, _ = problem.where.partition(".")
+        if node is None or not below or group not in asked or problem.where in asked:
+            yield problem
+            continue
+        hint = (
+            f"The recipe itself sets it, for every point. Take it out of the recipe's '{group}:', "
+            f"and say it in sweep.cases beside each {group}=… that takes it."
+        )
+        yield replace(problem, hint=f"{problem.hint} {hint}".strip())
 
 
 def _job(experiment: Experiment, point: Point) -> Job:

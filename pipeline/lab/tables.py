@@ -70,8 +70,7 @@ def repeat(experiment: Experiment, row: Row) -> list[str]:
 
 def _policy(row: Row) -> tuple[str, ...]:
     """Where nobody chose native, `headrace quality` without this measures every policy."""
-    chosen = row.contestant.get("choices", {}).get("kv")
-    return ("--kv", "native") if chosen == "native" and "kv=native" not in row.overrides else ()
+    return ("--kv", "native") if row.kv == "native" and "kv=native" not in row.overrides else ()
 
 
 def as_csv(experiment: Experiment, rows: Sequence[Row]) -> str:
@@ -121,7 +120,8 @@ def as_table(experiment: Experiment, rows: Sequence[Row]) -> Any:
     for row in rows:
         values = [shown(name, median(row, name)) for name in experiment.metrics]
         known = f"known, of {row.when}" if row.known else ""
-        note = known if row.status == OK else f"failed: {row.reason}"
+        said = "; ".join(filter(None, (known, row.reason)))
+        note = said if row.status == OK else f"failed: {row.reason}"
         told = [short(row.label), row.workload] if several else [short(row.label)]
         table.add_row(str(row.number), *map(escape, told), *values, escape(note))
     return table
