@@ -98,12 +98,14 @@ def test_what_the_server_counted_before_a_pass_is_not_the_pass():
 
 
 def test_two_contestants_are_compared_pass_by_pass():
-    ours, theirs = ([passed(reply()), passed(reply(tokens=12))] for _ in range(2))
+    ours, theirs = ([passed(reply()) for _ in range(5)] for _ in range(2))
     theirs[1].replies[0].texts[0] = "else"
     found = compare({"figures": figures(ours)}, {"figures": figures(theirs)})
     assert found["tokens_per_s"] == {"ratio": 1.0, "interval": [1.0, 1.0]}
     assert "prompt_tokens" not in found
-    assert same_answers(ours, theirs) == [1, 2]
+    assert same_answers(ours, theirs) == [4, 5]
+    few = compare({"figures": figures(ours[:4])}, {"figures": figures(theirs[:4])})
+    assert few["tokens_per_s"] == {"ratio": 1.0}, "four pairs say nothing of 90 %"
 
 
 def test_the_warm_up_is_short_unless_the_requests_are_always_the_same(tmp_path):
@@ -249,6 +251,7 @@ def test_bench_measures_two_recipes_by_turns_and_writes_what_it_found(
     same, of = found["same_answers"]
     assert same == of > 0, "a drafter changed an answer"
     assert "tokens a second in all" in said and f"the same text in {of} of {of} answers" in said
+    assert said.count("too few pairs for an interval: --repeats 5") == 1 and "90 %" not in said
     again = main([*words, "--out", str(out)])
     assert again == 2
     assert f"{out} holds results already. Choose another (--out FOLDER)" in capsys.readouterr().err
@@ -346,6 +349,14 @@ def test_a_server_that_dies_in_mid_answer_is_told_with_its_log(said):
             drive(one, Workload(requests=1).arrivals(0), 1)
     finally:
         one.stop()
+
+
+def test_a_server_that_cannot_open_is_told_by_its_error_alone(tmp_path, capsys):
+    words = ["tiny", "kv=kv8", "--repeats", "1", "--out", str(tmp_path / "new")]
+    assert main(["bench", *words]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: kv: tiny-llama: heads of 16 do not divide into groups of 64")
+    assert told.count("\n") == 1 and told.count("error: ") == 1
 
 
 @pytest.mark.parametrize("other", ["", " ", "fake 'x"])

@@ -95,6 +95,7 @@ def _command(args: Namespace) -> str:
 
 def _print(found: Mapping[str, Any]) -> None:
     from pipeline.cli.progress import out
+    from pipeline.lab.figures import FEWEST
 
     console = out()
     contestants = found["contestants"]
@@ -105,6 +106,9 @@ def _print(found: Mapping[str, Any]) -> None:
     if "same_answers" in found:
         same, of = found["same_answers"]
         console.print(f"the same text in {same} of {of} answers", highlight=False)
+        if found["repeats"] < FEWEST:
+            told = f"too few pairs for an interval: --repeats {FEWEST}"
+            console.print(told, highlight=False)
 
 
 def _figures(
@@ -119,7 +123,8 @@ def _figures(
     title = f"median of {repeats} passes (lowest to highest)"
     table = Table("", *[one["name"] for one in contestants], title=title, title_justify="left")
     if ratios:
-        table.add_column("ratio [90 %]")
+        given = any("interval" in found for found in ratios.values())
+        table.add_column("ratio [90 %]" if given else "ratio")
     for name in METRICS:
         figures = [one["figures"].get(name) for one in contestants]
         if not any(figures):
@@ -141,8 +146,8 @@ def _cell(name: str, figure: Mapping[str, Any] | None, shown: Any) -> str:
 def _ratio(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return ""
-    low, high = found["interval"]
-    return f"{found['ratio']:.2f} [{low:.2f}, {high:.2f}]"
+    interval = " [{:.2f}, {:.2f}]".format(*found["interval"]) if "interval" in found else ""
+    return f"{found['ratio']:.2f}{interval}"
 
 
 def _more(one: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.lab.contestants import Contestant, Field
 from pipeline.lab.driving import Pass, drive
-from pipeline.lab.figures import median_interval
+from pipeline.lab.figures import FEWEST, median_interval
 from pipeline.lab.lines import Bench
 from pipeline.lab.metrics import METRICS, figures, totals
 from pipeline.lab.sides import Side, prepare
@@ -101,8 +101,9 @@ def versions() -> dict[str, str]:
 
 
 def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Metric -> median of the pairs' ratios ours / theirs, and its 90 % interval."""
-    found = {}
+    """Metric -> median of the pairs' ratios ours / theirs, and its 90 % interval where enough pairs
+    say so."""
+    found: dict[str, Any] = {}
     for name, figure in ours["figures"].items():
         other = theirs["figures"].get(name, {}).get("samples", ())
         pairs = list(zip(figure["samples"], other, strict=False))
@@ -112,8 +113,9 @@ def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any
             and all(b for _, b in pairs)
         ):
             ratios = [a / b for a, b in pairs]
-            low, high = median_interval(ratios)
-            found[name] = {"ratio": statistics.median(ratios), "interval": [low, high]}
+            found[name] = {"ratio": statistics.median(ratios)}
+            if len(ratios) >= FEWEST:
+                found[name]["interval"] = list(median_interval(ratios))
     return found
 
 

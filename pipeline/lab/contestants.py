@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import tempfile
@@ -64,7 +65,7 @@ class Contestant:
         while time.monotonic() < deadline:
             assert self._process is not None
             if (code := self._process.poll()) is not None:
-                error = BenchError(f"{self.name} ended at once:\n{self._tail()}")
+                error = BenchError(self._last_words())
                 error.code = code
                 raise error
             try:
@@ -97,6 +98,11 @@ class Contestant:
             raise
         except BenchError as error:
             raise BenchError(f"{self.name}: {error}\n{self._tail()}") from error
+
+    def _last_words(self) -> str:
+        """Why it ended: the last `error: ` that it told, else the end of its log."""
+        _, *errors = re.split(r"^error: ", tail := self._tail(), flags=re.MULTILINE)
+        return errors[-1].strip() if errors else f"{self.name} ended at once:\n{tail}"
 
     def _tail(self) -> str:
         """Read where it is: the process writes at the position of the file that both have."""

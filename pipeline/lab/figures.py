@@ -10,6 +10,7 @@ from typing import Literal
 
 LEVEL = 0.90
 RESAMPLES = 2000
+FEWEST = 5  # pairs: below, an interval says nothing of 90 %
 
 
 @dataclass(frozen=True)
