@@ -22,6 +22,7 @@ KINDS = (
     ("kv=turboquant", 15.0, 10080.0, 0.02),
     ("kv=per_layer", 26.0, 8736.0, 0.042),
 )
+GOAL = "what each way of keeping keys and values gains in memory, and costs in quality and speed."
 REASON = (
     "kv.group_size: 64 numbers share a scale, and heads of 16 have no 64. Try: kv.group_size=16"
 )
@@ -29,7 +30,7 @@ REASON = (
 
 def experiment(points: tuple[Point, ...] = ()) -> Experiment:
     path = Path(package_folder("recipes")) / "experiments" / "kv_quality.yaml"
-    return Experiment("kv_quality", path, points, METRICS, 3, 512)
+    return Experiment("kv_quality", path, points, METRICS, 3, 512, goal=GOAL)
 
 
 def contestant(label: str, rate: float, size: float, kl: float) -> dict[str, Any]:
@@ -56,14 +57,11 @@ def rows() -> list[Row]:
     found = []
     for workload in ("long_prompt", "copy_edit"):
         for label, *figures in KINDS:
-            both = (label, f"workload={workload}")
+            both = (*label.split(), f"workload={workload}")
             result = {"machine": machine(1), "contestants": [contestant(label, *figures)]}
-            made = Row(
-                len(found) + 1, " ".join(both), tuple(" ".join(both).split()), "d", workload, OK
-            )
+            made = Row(len(found) + 1, both, both, "d", workload, OK)
             made.result, made.kv = result, result["contestants"][0]["choices"]["kv"]
             found.append(made)
-    bad = Row(
-        len(found) + 1, "kv=kv4 model=tiny", ("kv=kv4", "model=tiny"), status=FAILED, reason=REASON
-    )
+    refused = ("kv=kv4", "model=tiny")
+    bad = Row(len(found) + 1, refused, refused, status=FAILED, reason=REASON)
     return [*found, bad]

@@ -28,7 +28,7 @@ def mine(tmp_path, monkeypatch):
 
 def test_each_point_of_a_sweep_can_be_measured_again(mine):
     wanted = Experiment("fake", find_recipe("fake"), (), ("kl",), 1, 64, tuple(ALLOW[1:]))
-    lines = repeat(wanted, Row(1, "depth.max=1", (mine, "depth.max=1")))
+    lines = repeat(wanted, Row(1, ("depth.max=1",), (mine, "depth.max=1")))
     assert [line.split()[1] for line in lines] == ["bench", "quality"]
     for line in lines:
         again = parse(shlex.split(line)[1:])

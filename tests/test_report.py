@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import re
 from contextlib import contextmanager
 from io import StringIO
@@ -140,8 +141,8 @@ def test_it_needs_nothing_from_elsewhere_and_says_what_was_asked():
 
 def test_names_and_reasons_are_text_not_markup():
     rows = lab_rows.rows()
-    rows[-1].reason = rows[-1].label = "<script>alert(1)</script> & 'x'"
-    rows[0].label = "model.name=<b>"
+    rows[-1].reason = "<script>alert(1)</script> & 'x'"
+    rows[-1].own, rows[0].own = (rows[-1].reason,), ("model.name=<b>",)
     html = as_html(lab_rows.experiment(), rows, ABOUT)
     assert "<script" not in html and "<b>\n" not in html
     assert "&lt;script&gt;" in html
@@ -163,9 +164,10 @@ def test_the_front_is_what_no_other_point_beats():
 
 
 def test_short_names_keep_what_tells_points_apart():
-    assert short("kv=kv4 kv.bits=2 workload=chat") == "kv4 bits 2"
-    assert short("tier=[ram,disk]") == "[ram,disk]"
-    assert short("workload=chat") == "workload=chat"
+    assert short(["kv=kv4", "kv.bits=2", "workload=chat"]) == "kv4 bits 2"
+    assert short(["tier=[ram,disk]"]) == "[ram,disk]"
+    assert short(["workload=chat"]) == "workload=chat"
+    assert short([r"model.name=a\ v1.5 c\,d", "drafter='x y'"]) == "name a v1.5 c,d x y"
 
 
 def test_figures_are_shown_with_what_can_be_read_of_them():
@@ -176,14 +178,18 @@ def test_figures_are_shown_with_what_can_be_read_of_them():
     ]
     assert [with_unit("ttft_ms", 3.14159), with_unit("tokens_per_s", None)] == ["3.14 ms", "–"]
     text = as_csv(lab_rows.experiment(), lab_rows.rows())
-    assert text.splitlines()[0].startswith("number,point,workload,status,reason,known,when,tokens")
-    assert len(text.splitlines()) == 14
+    head = "number,point,workload,status,reason,known,when,kv,kv.k_bits,kv.v_bits,model,tokens"
+    assert text.splitlines()[0].startswith(head)
+    table = list(csv.DictReader(StringIO(text)))
+    assert len(table) == 13
+    settings = ("workload", "kv", "kv.k_bits", "kv.v_bits", "model")
+    assert [table[2][key] for key in settings] == ["long_prompt", "rotated", "4", "3", ""]
 
 
 def test_the_terminal_table_shows_brackets_as_they_are():
     console = Console(width=160, file=StringIO())
     rows = lab_rows.rows()
-    rows[0].label = "tier=[ram,disk]"
+    rows[0].own = ("tier=[ram,disk]",)
     console.print(as_table(lab_rows.experiment(), rows))
     said = console.file.getvalue()
     assert "[ram,disk]" in said and "failed:" in said and "copy_edit" in said
@@ -192,7 +198,8 @@ def test_the_terminal_table_shows_brackets_as_they_are():
 def measured(number, label):
     """A row of its own."""
     made = lab_rows.contestant("kv=native", 30.0, 64.0, 0.0)
-    row = Row(number, label, tuple(label.split(" ")), "d", "chat", OK)
+    own = tuple(label.split(" "))
+    row = Row(number, own, own, "d", "chat", OK)
     row.result = {"machine": machine(1), "contestants": [made]}
     return row
 

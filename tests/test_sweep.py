@@ -505,7 +505,8 @@ def test_failures_are_rows_and_the_exit_code_is_1(tmp_path, capsys):
     assert main(words) == 1
     said = capsys.readouterr()
     assert "2 points, 1 failed, 0 known from before" in said.out
-    assert "2 of 2  depth.max=many" in said.err or "1 of 2  depth.max=many" in said.err
+    assert "2 of 2  depth.max=many: failed" in said.err, "numbered as in the table"
+    assert "fake by depth.max" in said.out and "Goal" not in said.out
     assert "depth.max: wants a whole number, got 'many'." in (
         out / "report.html"
     ).read_text().replace("&#39;", "'")

@@ -118,9 +118,10 @@ def _figures(
     from rich.table import Table
 
     from pipeline.lab.metrics import METRICS
+    from pipeline.lab.table import counted
     from pipeline.lab.tables import heading, shown
 
-    title = f"median of {repeats} passes (lowest to highest)"
+    title = f"median of {counted(repeats, 'pass', 'passes')} (lowest to highest)"
     table = Table("", *[one["name"] for one in contestants], title=title, title_justify="left")
     if ratios:
         given = any("interval" in found for found in ratios.values())

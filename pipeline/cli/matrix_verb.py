@@ -37,15 +37,18 @@ def run(args: Namespace) -> int:
     from pipeline.lab.matrix.cells import Axes
     from pipeline.lab.matrix.page import page, refusals, summary
     from pipeline.lab.matrix.run import run as try_all
+    from pipeline.lab.table import counted
 
     end_in_order()
     workers = args.workers or os.cpu_count() or 1
     axes, began = Axes.read(args.axes), time.monotonic()
     outcomes = try_all(axes, cover=args.pairwise, workers=workers, report=_tell)
     seconds = time.monotonic() - began
-    print(f"{summary(outcomes)} {seconds / 60:.1f} minutes, {workers} processes.")
+    print(
+        f"{summary(outcomes)} {seconds / 60:.1f} minutes, {counted(workers, 'process', 'processes')}."
+    )
     for reason, cells in refusals(outcomes).items():
-        print(f"refused, {cells} cells: {reason}")
+        print(f"refused, {counted(cells, 'cell')}: {reason}")
     if args.output:
         write(args.output, page(outcomes, _command(args), _place(seconds, workers)))
     return 1 if any(one.outcome == "fails" for one in outcomes) else 0
@@ -76,11 +79,11 @@ def _command(args: Namespace) -> str:
 
 
 def _place(seconds: float, workers: int) -> str:
-    from pipeline.lab.table import machine
+    from pipeline.lab.table import counted, machine
 
     facts = machine(1)
     packages = ", ".join(f"{name} {number}" for name, number in facts["packages"].items())
     return (
         f"on {facts['date'].partition(' ')[0]}, {facts['cores']} cores of {facts['cpu']}, {facts['system']}; "
-        f"{packages}; {seconds / 60:.0f} minutes with {workers} processes."
+        f"{packages}; {seconds / 60:.0f} minutes with {counted(workers, 'process', 'processes')}."
     )

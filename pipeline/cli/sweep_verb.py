@@ -53,6 +53,7 @@ def run(args: Namespace) -> int:
     from pipeline.lab import experiment, sweep
     from pipeline.lab.children import end_in_order
     from pipeline.lab.report import needs, publish
+    from pipeline.lab.table import counted
     from pipeline.lab.tables import as_table
 
     end_in_order()
@@ -70,7 +71,7 @@ def run(args: Namespace) -> int:
     out().print(as_table(wanted, rows))
     failed = sum(row.status != "ok" for row in rows)
     known = sum(row.known for row in rows)
-    print(f"{len(rows)} points, {failed} failed, {known} known from before")
+    print(f"{counted(len(rows), 'point')}, {failed} failed, {known} known from before")
     print(f"{folder / 'report.html'}, results.csv and results.json beside it")
     return 1 if failed else 0
 
@@ -98,7 +99,7 @@ def _told() -> Iterator[Callable[[Row, int], None]]:
             done += 1
             what = "known from before" if row.known else row.status
             more = f": {row.reason}" if row.reason else ""
-            print(f"{done} of {of}  {row.label}: {what}{more}", file=sys.stderr)
+            print(f"{row.number} of {of}  {row.label}: {what}{more}", file=sys.stderr)
             say(row.label, done, of)
 
         say("the first point", 0, 1)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.catalog import SWEEP, find_recipe, first_comment, load_yaml
+from pipeline.compose import read as read_value
 from pipeline.compose import sweep_values
 from pipeline.errors import ConfigError, Problem, nearest
 from pipeline.lab.metrics import METRICS, QUALITY
@@ -46,8 +47,24 @@ class Point:
 
     @property
     def label(self) -> str:
-        """Without secrets."""
-        return " ".join(typed(self.own)) or "as it is"
+        return label(typed(self.own))
+
+
+def label(own: Iterable[str]) -> str:
+    """A point's name, of overrides without secrets."""
+    return " ".join(map(plain, own)) or "as it is"
+
+
+def plain(text: str) -> str:
+    """An override as it is read: without the grammar's escapes and quotes."""
+    key, equals, raw = text.partition("=")
+    value, _ = read_value(raw)
+    return f"{key}{equals}{value}" if isinstance(value, str) else text
+
+
+def keys(owns: Iterable[Iterable[str]]) -> list[str]:
+    """What points are told apart by."""
+    return list(dict.fromkeys(key_of(text) for own in owns for text in own))
 
 
 @dataclass(frozen=True)
@@ -61,14 +78,17 @@ class Experiment:
     repeats: int
     quality_tokens: int  # 0: no metric asks for quality
     allow: tuple[str, ...] = ()  # packages whose classes may run, as `--allow-code` has them
+    goal: str = ""  # of the file, if it is an experiment
 
     @property
     def name(self) -> str:
         return self.path.stem
 
     @property
-    def goal(self) -> str:
-        return first_comment(self.path).removeprefix("Goal:").strip()
+    def title(self) -> str:
+        """Its question; what is varied where a recipe asks none."""
+        varied = ", ".join(keys(point.own for point in self.points))
+        return self.goal[:1].upper() + self.goal[1:] or f"{self.name} by {varied}"
 
 
 def read(
@@ -95,7 +115,8 @@ def read(
         raise ConfigError(problems)
     tokens = said.get("quality_tokens", QUALITY_TOKENS) if set(metrics) & set(QUALITY) else 0
     repeats = said.get("repeats", 3)
-    return Experiment(recipe, path, points, metrics, repeats, tokens, tuple(allow))
+    goal = first_comment(path).removeprefix("Goal:").strip() if SWEEP in body else ""
+    return Experiment(recipe, path, points, metrics, repeats, tokens, tuple(allow), goal)
 
 
 def _shape(path: Path, said: Any) -> Iterator[Problem]:

@@ -15,11 +15,12 @@ from pipeline.errors import OpenError
 from pipeline.identity import digest
 from pipeline.lab import charts
 from pipeline.lab.charts import Line, Spot
-from pipeline.lab.experiment import Experiment
+from pipeline.lab.experiment import Experiment, plain
 from pipeline.lab.folder import write
 from pipeline.lab.jobs import OK
 from pipeline.lab.metrics import METRICS
 from pipeline.lab.sweep import Row
+from pipeline.lab.table import counted
 from pipeline.lab.tables import (
     as_csv,
     as_json,
@@ -76,12 +77,11 @@ def as_html(experiment: Experiment, rows: Sequence[Row], about: Mapping[str, Any
 
     template = (resources.files("pipeline.lab") / "report.html").read_text("utf-8")
     good = [row for row in rows if row.status == OK]
-    title = experiment.goal or experiment.name
     measured = machines(good)
     page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(template)
     return page.render(
         experiment=experiment,
-        title=title[0].upper() + title[1:],
+        title=experiment.title,
         about=about,
         rows=rows,
         good=good,
@@ -93,6 +93,7 @@ def as_html(experiment: Experiment, rows: Sequence[Row], about: Mapping[str, Any
         metrics=[(name, heading(name)) for name in experiment.metrics],
         cell=cell,
         spread=spread,
+        counted=counted,
         repeat=lambda row: repeat(experiment, row),
     )
 
@@ -122,7 +123,7 @@ def by_workload(rows: Sequence[Row]) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
     for row in rows:
         own = [text for text in row.overrides if told[text] < len(rows)]
-        asked = [text.removeprefix(OF) for text in own if text.startswith(OF)]
+        asked = [plain(text).removeprefix(OF) for text in own if text.startswith(OF)]
         found.setdefault(", ".join([row.workload, *asked]), []).append(row)
     return found
 
@@ -144,7 +145,7 @@ def best(experiment: Experiment, rows: Sequence[Row]) -> Iterator[str]:
             if len({value for value, _ in of}) > 1:
                 pick = max if METRICS[name].better == "more" else min
                 value, row = pick(of, key=lambda pair: pair[0])
-                said.append(f"{METRICS[name].title}: {short(row.label)}, {with_unit(name, value)}")
+                said.append(f"{METRICS[name].title}: {short(row.own)}, {with_unit(name, value)}")
         if said:
             where = f"{workload}: best " if len(groups) > 1 else "Best "
             yield f"{where}{'; '.join(said)}."
@@ -182,12 +183,12 @@ def front(rows: Sequence[Row], x: str, y: str) -> list[Spot]:
         better = [((c - a) * signs[0], (d - b) * signs[1]) for _, c, d in given]
         return any(one >= 0 and other >= 0 and one + other > 0 for one, other in better)
 
-    return [Spot(short(row.label), a, b, not beaten(a, b)) for row, a, b in given]
+    return [Spot(short(row.own), a, b, not beaten(a, b)) for row, a, b in given]
 
 
 def acceptance(rows: Sequence[Row]) -> Iterator[Chart]:
     for workload, some in by_workload(rows).items():
-        drawn = [Line(short(row.label), *_accepted(row)) for row in some]
+        drawn = [Line(short(row.own), *_accepted(row)) for row in some]
         drawn = [line for line in drawn if line.xs]
         for at in range(0, len(drawn), MOST):
             part, title = drawn[at : at + MOST], f"workload={workload}"
@@ -252,7 +253,7 @@ def _place(row: Row) -> dict[str, str]:
 
 
 def _runs(row: Row, rows: int) -> str:
-    own = [word for word in row.label.split(" ") if re.split("[.=]", word)[0] not in APART]
+    own = [word for word in row.own if re.split("[.=]", word)[0] not in APART]
     name = " ".join(map(short_word, own)) or f"kv {row.contestant['choices']['kv']}"
     return f"{name}, {rows} row{'s' if rows > 1 else ''}"
 
@@ -273,7 +274,7 @@ def stages(rows: Sequence[Row]) -> Iterator[Chart]:
         others = [sum(s for n, s in spent.items() if n not in kept) for _, spent in told]
         whole = sum(sum(spent.values()) for _, spent in told)
         parts |= {"others": others} if sum(others) > SMALL * whole else {}
-        labels, title = [short(row.label) for row, _ in told], f"workload={workload}"
+        labels, title = [short(row.own) for row, _ in told], f"workload={workload}"
         made = charts.bars(labels, parts, "ms a token of the answers", title)
         text = "Time of each stage, prompts included, divided by the tokens that were answered."
         yield Chart(made, f"Time per stage, {title}", text)

@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.catalog import load_yaml, package_folder
 from pipeline.errors import ConfigError, Problem
 from pipeline.identity import digest, file_digest
-from pipeline.lab.experiment import Experiment, Point
+from pipeline.lab.experiment import Experiment, Point, label
 from pipeline.lab.folder import own, sweep_leftovers, write
 from pipeline.lab.jobs import FAILED, OK, Job
 from pipeline.lab.lock import facts as here
@@ -32,7 +32,7 @@ class Row:
     """A point and what is known of it, without secrets: it is written down."""
 
     number: int  # from 1, as in the report
-    label: str
+    own: tuple[str, ...]  # overrides that tell it from others
     overrides: tuple[str, ...]
     digest: str = ""  # empty: it was refused before it could run
     workload: str = ""
@@ -42,6 +42,10 @@ class Row:
     when: str = ""  # it was run
     kv: str = ""  # as `workload`, what is chosen
     result: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return label(self.own)
 
     @property
     def contestant(self) -> Mapping[str, Any]:
@@ -136,7 +140,7 @@ def _check(experiment: Experiment, place: Mapping[str, Any]) -> tuple[list[Row],
     facts = {"place": place, "packages": here.packages(), "cores": os.cpu_count()}
     for point in experiment.points:
         job = _job(experiment, point)
-        rows.append(row := Row(len(rows) + 1, point.label, typed(point.overrides)))
+        rows.append(row := Row(len(rows) + 1, typed(point.own), typed(point.overrides)))
         try:
             checked.append(found := Checked.of(job.recipe, job.overrides, job.allow))
         except ConfigError as error:

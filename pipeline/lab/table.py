@@ -53,6 +53,10 @@ def header(facts: Mapping[str, Any], pairs: int) -> str:
     )
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
 def number(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 1 else f"{value:.2f}"
 

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pipeline.lab.experiment import Experiment
+from pipeline.lab.experiment import Experiment, keys, label, plain
 from pipeline.lab.jobs import OK
 from pipeline.lab.metrics import METRICS
+from pipeline.lab.options import key_of
 from pipeline.lab.sweep import Row
 from pipeline.secrets import command
 
@@ -46,14 +47,14 @@ def median(row: Row, metric: str) -> float | None:
     return None if figure is None else float(figure["median"])
 
 
-def short(label: str) -> str:
+def short(own: Sequence[str]) -> str:
     """A point's name in a plot or a table: its options and values without what their keys repeat."""
-    words = [word for word in label.split(" ") if not word.startswith("workload=")]
-    return " ".join(map(short_word, words)) or label
+    words = [word for word in own if not word.startswith("workload=")]
+    return " ".join(map(short_word, words)) or label(own)
 
 
 def short_word(word: str) -> str:
-    key, _, value = word.partition("=")
+    key, _, value = plain(word).partition("=")
     return f"{key.rpartition('.')[2]} {value}" if "." in key else value or key
 
 
@@ -74,7 +75,8 @@ def _policy(row: Row) -> tuple[str, ...]:
 
 
 def as_csv(experiment: Experiment, rows: Sequence[Row]) -> str:
-    """A line a point: what it is, how it went, and median, lowest and highest of every metric."""
+    """A line a point: what it is, how it went, median, lowest and highest of every metric, and what it
+    says of each key that is varied."""
     text = io.StringIO()
     names = [
         name
@@ -84,17 +86,22 @@ def as_csv(experiment: Experiment, rows: Sequence[Row]) -> str:
     columns = [f"{name}{end}" for name in names for end in ("", "_low", "_high")]
     out = csv.writer(text, lineterminator="\n")
     told = ["number", "point", "workload", "status", "reason", "known", "when"]
-    out.writerow([*told, *columns, "repeat"])
+    varied = [key for key in keys(row.own for row in rows) if key not in told]
+    out.writerow([*told, *varied, *columns, "repeat"])
     for row in rows:
         figures = [row.figure(name) or {} for name in names]
         values = [one.get(key) for one in figures for key in ("median", "low", "high")]
         said = [row.number, row.label, row.workload, row.status, row.reason, row.known, row.when]
-        out.writerow([*said, *values, "; ".join(repeat(experiment, row))])
+        says = {key_of(text): plain(text).partition("=")[2] for text in row.overrides}
+        settings = [says.get(key, "") for key in varied]
+        out.writerow([*said, *settings, *values, "; ".join(repeat(experiment, row))])
     return text.getvalue()
 
 
 def as_json(experiment: Experiment, rows: Sequence[Row], about: Mapping[str, Any]) -> str:
-    points = [{**asdict(row), "repeat": repeat(experiment, row)} for row in rows]
+    points = [
+        {"label": row.label, **asdict(row), "repeat": repeat(experiment, row)} for row in rows
+    ]
     whole = {
         "experiment": experiment.name, "goal": experiment.goal, "recipe": experiment.recipe,
         "metrics": experiment.metrics, "repeats": experiment.repeats,
@@ -108,7 +115,7 @@ def as_table(experiment: Experiment, rows: Sequence[Row]) -> Any:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=experiment.goal, title_justify="left")
+    table = Table(title=escape(experiment.title), title_justify="left")
     table.add_column("#", justify="right")
     table.add_column("point", overflow="fold", min_width=12)
     several = len({row.workload for row in rows if row.workload}) > 1
@@ -122,6 +129,6 @@ def as_table(experiment: Experiment, rows: Sequence[Row]) -> Any:
         known = f"known, of {row.when}" if row.known else ""
         said = "; ".join(filter(None, (known, row.reason)))
         note = said if row.status == OK else f"failed: {row.reason}"
-        told = [short(row.label), row.workload] if several else [short(row.label)]
+        told = [short(row.own), row.workload] if several else [short(row.own)]
         table.add_row(str(row.number), *map(escape, told), *values, escape(note))
     return table

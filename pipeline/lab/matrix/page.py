@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.lab.matrix.cells import FAMILIES
 from pipeline.lab.matrix.worker import Outcome
-from pipeline.lab.table import markdown
+from pipeline.lab.table import counted, markdown
 
 PREFACE = """\
 # What works with what
@@ -51,10 +51,10 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     tried = [one for one in outcomes if one.outcome != "refused"]
     drafted = [one.drafted for one in tried if one.cell.drafter != "none"]
     told = (
-        f"{tokens:,} tokens were compared. Of {len(drafted)} cells tried with a drafter "
+        f"{tokens:,} tokens were compared. Of {counted(len(drafted), 'cell')} tried with a drafter "
         f"{sum(map(bool, drafted))} drafted, {sum(drafted):,} tokens in all"
     )
-    return f"{len(outcomes)} cells: {', '.join(parts)} ({share:.1%}). {told}."
+    return f"{counted(len(outcomes), 'cell')}: {', '.join(parts)} ({share:.1%}). {told}."
 
 
 SAID = {"works": "work", "fails": "fail", "refused": "are refused"}
