@@ -97,6 +97,36 @@ def test_it_opens_from_disk_and_everything_is_inside(browser, page, size):
     assert "7,200" in browser.find_element("tag name", "table").text
 
 
+LONG = {
+    "paths": [
+        f"/home/somebody/models/mlx-community/SmolLM2-{n}M-Instruct-8bit" for n in (135, 360)
+    ],
+    "without a break": ["a" * 95, "b" * 95],
+    "in the middle": [f"{'/models' * 9}/{n}{'/mlx' * 18}" for n in (135, 360)],
+    "wide": ["日本語" * 9, "中文模型" * 9],
+}
+
+
+@pytest.mark.parametrize("names", LONG.values(), ids=LONG)
+def test_long_names_stay_inside_and_are_told_apart(browser, tmp_path, names, recwarn):
+    rows = [measured(number, f"model.name={name}") for number, name in enumerate(names, 1)]
+    for row, rate in zip(rows, (30.0, 34.0), strict=True):
+        row.result["contestants"] = [lab_rows.contestant("kv=native", rate, rate, rate)]
+    html = as_html(lab_rows.experiment(), rows, ABOUT)
+    assert [str(told.message) for told in recwarn if told.category is UserWarning] == []
+    file = tmp_path / "report.html"
+    file.write_text(html, encoding="utf-8")
+    for width in (390, 500, 1200):
+        with screen(browser, width):
+            browser.get(file.as_uri())
+            found = browser.execute_script(BOXES)
+            covered = browser.execute_script(COVERED)
+        assert found["wide"] <= 0, width
+        assert [drawing["out"] for drawing in found["seen"]] == [0] * 6, width
+        assert all(drawing["height"] > 150 for drawing in found["seen"])
+        assert covered == [], width
+
+
 @pytest.mark.parametrize("workload", NEAR)
 def test_names_of_near_points_do_not_cover_each_other(browser, workload, tmp_path):
     figures = NEAR[workload]

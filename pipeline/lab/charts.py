@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from textwrap import fill
+from itertools import accumulate
+from textwrap import wrap
 from typing import Any
+
+from rich.cells import cell_len
 
 from pipeline.identity import digest
 
@@ -23,6 +27,8 @@ STANDS = {INK: "currentColor", GRID: "var(--grid)", MUTED: "var(--muted)"}
 STANDS |= {colour: f"var(--s{at})" for at, colour in enumerate(SERIES)}
 BESIDE = 40  # letters of two names in one line of a legend
 NAME = 18  # letters in one line of a point's name
+LONGEST = 72  # letters of a name: longer ones are shown without their middle
+LINE, BAR = 0.17, 0.26  # inches of a line of text, and of a bar with its gap
 TITLE = 36  # and of a title
 WIDTH = 4.1  # inches of 72 px: what a phone shows at nearly its size
 STYLE: dict[Any, Any] = {
@@ -58,7 +64,8 @@ def _figure(height: float) -> Iterator[tuple[Any, Any]]:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser has others
         figure = Figure(figsize=(WIDTH, height))
         FigureCanvasSVG(figure)
         yield figure, figure.subplots()
@@ -76,11 +83,11 @@ def scatter(spots: Sequence[Spot], x_title: str, y_title: str, title: str = "") 
         front = sorted((spot.x, spot.y) for spot in spots if spot.best)
         axes.plot(*zip(*front, strict=True), color=SERIES[0], linewidth=0.8, linestyle=":")
         axes.margins(0.18, 0.14)
-        axes.set(xlabel=x_title, ylabel=y_title, title=fill(title, TITLE))
+        axes.set(xlabel=x_title, ylabel=y_title, title=_fill(title, TITLE))
         figure.draw_without_rendering()
         xs, ys = [spot.x for spot in spots], [spot.y for spot in spots]
         textalloc.allocate(
-            axes, xs, ys, [fill(spot.label, NAME) for spot in spots], x_scatter=xs, y_scatter=ys, textsize=8.5,
+            axes, xs, ys, names([spot.label for spot in spots], NAME), x_scatter=xs, y_scatter=ys, textsize=8.5,
             textcolor=INK, linecolor=MUTED, linewidth=0.6, min_distance=0.03, max_distance=0.45,
             nbr_candidates=1000, priority_strategy="largest",
         )  # fmt: skip
@@ -93,14 +100,15 @@ def lines(
     """Lines with marks, and a legend above them."""
     from matplotlib.ticker import MaxNLocator
 
-    with _figure(3.1 + 0.17 * lines_of([line.label for line in drawn])) as (figure, axes):
+    legend = Legend.of([line.label for line in drawn], title)
+    with _figure(2.9 + legend.height) as (figure, axes):
         for at, line in enumerate(drawn):
             colour, mark = SERIES[at % len(SERIES)], MARKS[at % len(MARKS)]
             axes.plot(line.xs, line.ys, color=colour, marker=mark, markersize=4.5, label=line.label)
         axes.set(xlabel=x_title, ylabel=y_title)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylim(bottom=0, top=most)
-        _legend(figure, axes, title)
+        legend.draw(figure, axes)
         return svg(figure)
 
 
@@ -108,38 +116,62 @@ def bars(
     labels: Sequence[str], parts: Mapping[str, Sequence[float]], x_title: str, title: str = ""
 ) -> str:
     """A bar a label, made of parts; the first label on top."""
-    rows = 0.17 * lines_of(list(parts))
-    with _figure(0.9 + 0.26 * len(labels) + rows) as (figure, axes):
+    legend, told = Legend.of(list(parts), title), names(labels, NAME)
+    sizes = [BAR + LINE * name.count("\n") for name in told]
+    places = [end - size / 2 for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    with _figure(0.7 + sum(sizes) + legend.height) as (figure, axes):
         left = [0.0] * len(labels)
         for at, (name, values) in enumerate(parts.items()):
             colour = SERIES[at] if at < len(SERIES) else MUTED
-            axes.barh(range(len(labels)), values, left=left, height=0.66, color=colour, label=name)
+            axes.barh(places, values, left=left, height=0.66 * BAR, color=colour, label=name)
             left = [a + b for a, b in zip(left, values, strict=True)]
-        axes.set_yticks(range(len(labels)), labels)
-        axes.invert_yaxis()
+        axes.set_yticks(places, told)
+        axes.set_ylim(sum(sizes), 0)
         axes.grid(visible=False, axis="y")
         axes.set(xlabel=x_title)
-        _legend(figure, axes, title)
+        legend.draw(figure, axes)
         return svg(figure)
 
 
-def columns(labels: Sequence[str]) -> int:
-    """Two where the longest names fit beside each other."""
-    return 2 if sum(sorted(map(len, labels))[-2:]) <= BESIDE else 1
-
-
-def lines_of(labels: Sequence[str]) -> int:
-    """How many lines their legend takes."""
-    return -(-len(labels) // columns(labels))
-
-
-def _legend(figure: Any, axes: Any, title: str) -> None:
+@dataclass(frozen=True)
+class Legend:
     """Above the axes, so that it never covers a line."""
-    drawn, labels = axes.get_legend_handles_labels()
-    figure.legend(
-        drawn, labels, loc="outside upper left", ncols=columns(labels), title=fill(title, TITLE) or None,
-        alignment="left", handlelength=1.4, columnspacing=1.2,
-    )  # fmt: skip
+
+    names: Sequence[str]
+    title: str
+    columns: int  # two where the longest names fit beside each other
+
+    @classmethod
+    def of(cls, labels: Sequence[str], title: str) -> Legend:
+        beside = sum(sorted(map(cell_len, labels))[-2:]) <= BESIDE
+        return cls(names(labels, BESIDE), _fill(title, TITLE), 2 if beside else 1)
+
+    @property
+    def height(self) -> float:
+        """Inches."""
+        lines = sum(1 + name.count("\n") for name in self.names)
+        return LINE * (1 + self.title.count("\n") - (-lines // self.columns))
+
+    def draw(self, figure: Any, axes: Any) -> None:
+        drawn, _ = axes.get_legend_handles_labels()
+        figure.legend(
+            drawn, self.names, loc="outside upper left", ncols=self.columns, title=self.title or None,
+            alignment="left", handlelength=1.4, columnspacing=1.2,
+        )  # fmt: skip
+
+
+def names(labels: Sequence[str], width: int) -> list[str]:
+    """Over lines. Long ones are without their middle, if they can still be told apart."""
+    half = LONGEST // 2
+    cut = [f"{label[:half]}…{label[-half:]}" if len(label) > LONGEST else label for label in labels]
+    apart = len(set(cut)) == len(set(labels))
+    return [_fill(label, width) for label in (cut if apart else labels)]
+
+
+def _fill(text: str, width: int) -> str:
+    """Over lines. Letters of double width (日) count as two."""
+    wide = "".join(letter + "\0" * (cell_len(letter) - 1) for letter in text)
+    return "\n".join(wrap(wide, width)).replace("\0", "")
 
 
 def svg(figure: Any) -> str:

@@ -214,7 +214,7 @@ def test_the_page():
     assert "| suffix  | no (1) |" in text
     assert "\n1. too wide.\n" in text
     assert "3 cells: 2 work, 0 fail, 1 are refused (33.3%). 9 tokens were compared." in text
-    assert "Of 1 cells tried with a drafter 1 drafted, 5 tokens in all." in text
+    assert "Of 1 cell tried with a drafter 1 drafted, 5 tokens in all." in text
 
 
 def test_a_cell_that_hangs_is_not_waited_for(monkeypatch, tmp_path):
