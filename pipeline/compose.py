@@ -40,19 +40,9 @@ from pipeline.overrides import Choice, Override, Removal, Value, choice_problem,
 
 OVERLAYS = ("tuning", "debug")
 # Hydra's own options (logging, launchers): unused when composing, and half of its time.
-UNUSED = tuple(
-    f"~hydra/{name}"
-    for name in (
-        "env",
-        "help",
-        "hydra_help",
-        "hydra_logging",
-        "job_logging",
-        "launcher",
-        "output",
-        "sweeper",
-    )
-)
+_UNUSED = "env help hydra_help hydra_logging job_logging launcher output sweeper"
+UNUSED = tuple(f"~hydra/{name}" for name in _UNUSED.split())
+ENCLOSED = re.compile(r"""(?s)(['"]).*?\1|\[.*\]|\{.*\}""")  # where a comma parts no values
 
 OmegaConf.register_new_resolver("oc.env", counted(oc.env), replace=True)
 
@@ -108,7 +98,7 @@ def compose(
     conf = package_folder("conf")
     draft = _Draft(Catalog(conf, (path.parent,) if path else ()))
     base = draft.catalog.base_choices()
-    body = _load_recipe(path) if path else {}
+    body = load_recipe(path) if path else {}
     chosen = _recipe_choices(body, path, base, draft)
     draft.choices = {**base, **chosen}
     draft.chosen_by |= dict.fromkeys(chosen, f"recipe {path and path.stem}")
@@ -171,32 +161,40 @@ def read(raw: str) -> tuple[Any, str | None]:
 
 def sweep_values(raw: str) -> list[str]:
     """The values of a sweep in Hydra's grammar (`a,b`, `choice(a,b)`, `range(1,9,2)`, lists of lists);
-    what is no sweep is one value, as typed. ValueError for a sweep without an end."""
+    what is no sweep is one value, as typed. ValueError for one that cannot be read, or has no values, or
+    no end."""
+    parser = OverridesParser.create()
     try:
-        override = OverridesParser.create().parse_override(f"k={raw}")
-    except HydraException:
+        override = parser.parse_override(f"k={raw}")
+        if not override.is_sweep_override():
+            return [raw]
+        single = override.is_discrete_sweep()
+        found = list(override.sweep_string_iterator()) if single else []
+    except (HydraException, ValueError) as error:
+        function = raw.partition("(")[0].strip() in parser.functions.functions
+        if function or "," in ENCLOSED.sub("", raw):
+            raise ValueError(f"{raw} cannot be read as a sweep. {_SWEEPS}") from error
         return [raw]
-    if not override.is_sweep_override():
-        return [raw]
-    if not override.is_discrete_sweep():
+    if not single:
         raise ValueError(f"{raw} names no single values. Write a list, choice(…) or range(…)")
-    return list(override.sweep_string_iterator())
+    if not found:
+        raise ValueError(f"{raw} has no values: a range goes up to its end. Try: range(1,5)")
+    return found
 
 
-def _load_recipe(path: Path) -> dict[str, Any]:
+_SWEEPS = "Type 2,4 or choice(2,4) or range(1,9,2); one value that has a comma is quoted: 'a,b'"
+
+
+def load_recipe(path: Path) -> dict[str, Any]:
+    """ConfigError if it is none."""
     body = load_yaml(path)
     if path.name.endswith(".lock.yaml"):
-        hint = "Try: headrace serve, replay or diff with it."
+        hint = "Try: headrace serve, replay or diff with it; bench or sweep its recipe."
         raise ConfigError([Problem(str(path), "is a lock, not a recipe.", hint)])
     if not isinstance(body, dict):
         raise ConfigError([Problem(str(path), "a recipe is a YAML mapping.", _EXAMPLE)])
     defaults = body.get("defaults") or []
-    names = (
-        [entry for entry in defaults if isinstance(entry, str)]
-        if isinstance(defaults, list)
-        else []
-    )
-    if "base" not in names:
+    if not isinstance(defaults, list) or "base" not in defaults:
         raise ConfigError([Problem(str(path), "a recipe extends base.", _EXAMPLE)])
     return body
 

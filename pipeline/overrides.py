@@ -58,10 +58,21 @@ def parse(overrides: Sequence[str], groups: Sequence[str], read: Read) -> list[O
     return [_parse(text, names, read) for text in overrides]
 
 
+def is_override(text: str) -> bool:
+    """By its shape, whether there is such a key or not."""
+    match = _named(text)
+    return bool(match and ("=" in text or match["sign"] == "~"))
+
+
+def _named(text: str) -> re.Match[str] | None:
+    left = text.partition("=")[0]
+    return None if ".." in left else KEY.fullmatch(left.strip())
+
+
 def _parse(text: str, groups: Mapping[str, str], read: Read) -> Override | Problem:
-    left, equals, raw = text.partition("=")
-    match = KEY.fullmatch(left.strip())
-    if not match or ".." in left:
+    _, equals, raw = text.partition("=")
+    match = _named(text)
+    if not match:
         return Problem(text, "is not an override.", "Type key=value or group=option.")
     key = match["key"]
     group = groups.get(key) or groups.get(key.replace(".", "/"))
@@ -72,7 +83,7 @@ def _parse(text: str, groups: Mapping[str, str], read: Read) -> Override | Probl
             else Removal(key)
         )
     if not equals:
-        hint = f"Type {key}=VALUE. {'' if '.' in key else nearest(key, groups)}"
+        hint = f"Type {key}=VALUE. {'' if '.' in key or group else nearest(key, groups)}"
         return Problem(text, "is not an override.", hint.strip())
     value, typed = read(raw)
     if group:

@@ -44,7 +44,7 @@ def contestant(label: str, rate: float, size: float, kl: float) -> dict[str, Any
         for width in (1, 2, 3, 5, 9)
     ]
     return {
-        "name": "kv_quality", "choices": {"kv": label.split("=")[1].split()[0]},
+        "name": "kv_quality", "quality_tokens": 498, "choices": {"kv": label.split("=")[1].split()[0]},
         "figures": {name: spread(values) for name, values in samples.items()},
         "drafted_by_position": [50, 40, 22, 9, 1], "accepted_by_position": [40, 28, 12, 3, 1],
         "stage_seconds": {"verify": 2.0 * 30 / rate, "chunked_prefill": 0.9, "accept": 0.2, "tokenize": 0.001},

@@ -159,6 +159,7 @@ def test_unknown_options_list_the_choices():
 
 def test_what_is_no_override():
     assert said("depth.max") == ["depth.max: is not an override. Type depth.max=VALUE."]
+    assert said("drafter") == ["drafter: is not an override. Type drafter=VALUE."]
     assert said("depth..max=3") == [
         "depth..max=3: is not an override. Type key=value or group=option."
     ]

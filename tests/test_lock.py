@@ -13,8 +13,9 @@ import pytest
 
 from pipeline.catalog import dump_yaml, load_yaml
 from pipeline.cli import main
+from pipeline.compose import compose
 from pipeline.lab.lock import file
-from pipeline.lab.lock.drift import Difference
+from pipeline.lab.lock.drift import differences
 from pipeline.lab.lock.file import sealed
 from pipeline.secrets import HIDDEN, storable, typed
 from pipeline.server.keys import make_key
@@ -132,17 +133,27 @@ def test_one_byte_of_the_weights(cli, lock, home, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "setting"),
+    ("name", "chosen", "setting"),
     [
-        ("model.weights", "model.path"),
-        ("adapters.a/weights", "adapters.folders"),
-        ("adapters.shelf/a/weights", "adapters.shelf"),
-        ("kv.map.json", "kv.map"),
+        ("model.weights", "model=local model.path=x", "model.path"),
+        ("model.weights", "model=tiny", "model.folder"),
+        ("draft_model.weights", "draft_model=tiny", "draft_model.folder"),
+        ("model.weights", "model=smollm2", ""),
+        ("drafter.weights", "drafter=eagle3 drafter.path=x", "drafter.path"),
+        ("adapters.a/weights", "adapters=lora", "adapters.folders"),
+        ("adapters.shelf/a/weights", "adapters=lora", "adapters.shelf"),
+        ("kv.map.json", "kv=per_layer", "kv.map"),
     ],
 )
-def test_where_a_file_is_now_is_said_by_a_setting_that_there_is(name, setting):
-    told = str(Difference(f"artifacts.{name}", "this", "that"))
-    assert f"say where it is now: {setting}=… --allow-drift config.{setting})" in told
+def test_where_a_file_is_now_is_said_by_a_setting_that_there_is(name, chosen, setting):
+    group, _, file = name.partition(".")
+    there = [{"artifacts": {group: {file: text}}} for text in ("this", "that")]
+    config = compose("fake", chosen.split()).config
+    (told,) = map(str, differences({**there[0], "config": config}, there[1]))
+    if setting:
+        assert f"say where it is now: {setting}=… --allow-drift config.{setting})" in told
+    else:
+        assert "Bring it back as it was, or lock the recipe again." in told
 
 
 def test_a_file_that_is_missing_and_one_that_is_new(cli, lock, home, tmp_path):

@@ -71,6 +71,11 @@ def page(tmp_path_factory):
     return file
 
 
+def test_it_says_how_many_tokens_were_scored(page):
+    text = page.read_text("utf-8")
+    assert "Quality is that of 498 tokens of our own text" in text and "512 tokens" not in text
+
+
 @contextmanager
 def screen(browser, width, scheme="light"):
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from pipeline.cli import main
 from pipeline.errors import ConfigError
 from pipeline.lab import experiment, report, sweep
 from pipeline.lab.folder import LOCK, FolderError, own, write
-from pipeline.lab.jobs import Job, parse
+from pipeline.lab.jobs import Job, parse, quality
 from pipeline.lab.lock import facts
 from pipeline.lab.runners import RayRunner, run_here
 from pipeline.lab.sides import Checked
@@ -133,7 +134,12 @@ def test_every_point_of_a_shipped_experiment_fits_together(name, tmp_path):
         ("sweep: {parms: {kv: native}}", "sweep.parms: no such setting. Did you mean 'params'?"),
         ("sweep: {metrics: kl}", "sweep.metrics: wants a list, got 'kl'."),
         ("sweep: {repeats: 0}", "sweep.repeats: wants 1 or more, got 0."),
-        ("sweep: {cases: [\"drafter='a\"]}", "mine.yaml sweep.cases: \"drafter='a\" cannot be read: No closing"),
+        ("sweep: {cases: [\"drafter='a\"]}", "mine.yaml sweep.cases[0]: \"drafter='a\" cannot be read: No closing"),
+        ("sweep: {cases: [drafter=none, {drafter: ngram}]}", "cases[1]: {'drafter': 'ngram'} is no text. Type it as"),
+        ("sweep: {cases: [drafter=none, drafter]}", "[1]: 'drafter' cannot be read: 'drafter' is not an override."),
+        ("sweep: {params: {drafter: none, ngram}}", "ngram: has no value. Several in {…} are quoted, as in"),
+        ("sweep: {params: {kv: [native, kv8], depth.max: []}}", "depth.max: has no value."),
+        ("sweep: {metrics: [{kl: 1}]}", "metrics: no metric '{'kl': 1}'."),
         ('sweep: {params: {depth.max: "interval(1,4)"}}', "depth.max: interval(1,4) names no single values."),
         ('sweep: {params: {kv: "native,kv8"}, metrics: [tokens_per_sec]}', "Did you mean 'tokens_per_s'?"),
     ],
@@ -145,19 +151,76 @@ def test_what_is_wrong_with_an_experiment_is_said(tmp_path, body, text):
 
 
 @pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("depth.max=range(5,1)", "range(5,1) has no values: a range goes up to its end. Try: range(1,5)"),
+        *((f"depth.max={raw}", f"depth.max: {raw} cannot be read as a sweep. Type 2,4 or choice(2,4)")
+          for raw in ("range(2,9", "2,4,", "choice()", "range(1,5,0)", "1,choice(2,4)", "[2],[4")),
+        ("model.name=choice(a,b", "one value that has a comma is quoted: 'a,b'"),
+    ],
+)  # fmt: skip
+def test_a_sweep_that_cannot_be_read_is_no_value(word, text):
+    with pytest.raises(ConfigError) as caught:
+        read("drafter=ngram,random", word)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["/a=b", "'a,b(c'", '{"type": "object", "required": ["a", "b"]}', "a(b"]
+)
+def test_texts_stay_texts(text):
+    assert (
+        read("kv=native,kv8", f"model.name={text}").points[0].overrides[-1] == f"model.name={text}"
+    )
+
+
+def test_a_lock_is_no_experiment(tmp_path):
+    (tmp_path / "a.lock.yaml").write_text("lock: 2\n")
+    with pytest.raises(ConfigError, match=r"is a lock, not a recipe\..* sweep its recipe"):
+        points(str(tmp_path / "a.lock.yaml"), "kv=native")
+
+
+def test_a_name_with_a_space_can_be_typed_as_it_is_printed(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        points(file := recipe(tmp_path, "", "a b"))
+    assert f"headrace sweep {shlex.quote(file)} kv=native,kv8." in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("metric", "text"),
     [
-        ("json_valid", "no point gives 'json_valid' (answers that are JSON). Leave it out, or add workload=json."),
-        ("left", "add workload=mixed."),
-        ("acceptance", "add drafter=ngram."),
+        ("json_valid", "'json_valid' (answers that are JSON). Add workload=json, or type: --metrics kl,top1"),
+        ("left", "Add workload=mixed, or"),
+        ("acceptance", "Add drafter=ngram, or"),
     ],
 )  # fmt: skip
 def test_a_metric_that_no_point_gives_is_named_before_anything_is_written(tmp_path, metric, text):
-    wanted = read("drafter=none", "limits.max_rows=1,2", metrics=[metric])
+    wanted = read("drafter=none", "kv=native,kv8", metrics=["kl", metric, "top1", "kl"])
     with pytest.raises(ConfigError) as caught:
         run(wanted, tmp_path / "new", Runner())
     assert text in str(caught.value)
     assert not (tmp_path / "new").exists()
+    file = recipe(tmp_path, f"sweep: {{params: {{kv: 'native,kv8'}}, metrics: [{metric}]}}")
+    with pytest.raises(ConfigError, match=f"no point gives '{metric}'"):
+        run(experiment.read(file, [], {}), tmp_path / "new", Runner())
+
+
+def test_what_is_typed_over_an_experiment_may_leave_its_metrics_without_figures(tmp_path):
+    wanted = experiment.read("drafters", ["drafter=none", "workload=chat,copy_edit"], {})
+    rows = run(wanted, tmp_path / "new", Runner())
+    assert "acceptance" in wanted.metrics and [row.status for row in rows] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize("said", ["", "kl,"])
+def test_an_empty_metric_is_refused(said, capsys):
+    assert main(["sweep", "fake", "kv=native,kv8", "--metrics", said]) == 2
+    assert "no metric ''. Metrics: tokens_per_s," in capsys.readouterr().err
+
+
+def test_the_tokens_that_were_scored_are_counted():
+    job = Job("fake", (*FAKE, "kv=native", "model.context=50"), quality_tokens=99999)
+    figures, tokens = quality(job)
+    assert tokens == 48 and set(figures) == {"kl", "top1", "perplexity"}
 
 
 def test_an_interrupted_sweep_goes_on_and_runs_no_point_twice(tmp_path):

@@ -58,7 +58,8 @@ def run(args: Namespace) -> int:
 
     end_in_order()
     needs()
-    metrics = [name.strip() for name in args.metrics.split(",")] if args.metrics else None
+    said = args.metrics
+    metrics = None if said is None else [name.strip() for name in said.split(",")]
     asked = {"metrics": metrics, "repeats": args.repeats, "quality_tokens": args.quality_tokens}
     wanted = experiment.read(args.recipe, args.overrides, asked, args.allow_code)
     folder = args.out or Path("runs") / wanted.name

@@ -18,12 +18,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pipeline.catalog import SWEEP, find_recipe, first_comment, load_yaml
+from pipeline.catalog import SWEEP, find_recipe, first_comment
+from pipeline.compose import load_recipe, sweep_values
 from pipeline.compose import read as read_value
-from pipeline.compose import sweep_values
 from pipeline.errors import ConfigError, Problem, nearest
 from pipeline.lab.metrics import METRICS, QUALITY
 from pipeline.lab.options import Case, Options, is_setting, key_of, names
+from pipeline.overrides import is_override
 from pipeline.secrets import typed
 
 KEYS: Mapping[str, type] = {
@@ -33,6 +34,8 @@ KEYS: Mapping[str, type] = {
     "repeats": int,
     "quality_tokens": int,
 }
+CASE = "Type it as after a recipe: drafter=ngram depth.max=4"
+QUOTE = "Several in {…} are quoted, as in {drafter: 'none,ngram'}; null itself is 'null'"
 DEEP = "depth"  # where nobody drafts, it says nothing
 DEFAULT = ("tokens_per_s", "ttft_ms", "kv_bytes_per_token", "peak_mb")
 QUALITY_TOKENS = 512
@@ -79,6 +82,7 @@ class Experiment:
     quality_tokens: int  # 0: no metric asks for quality
     allow: tuple[str, ...] = ()  # packages whose classes may run, as `--allow-code` has them
     goal: str = ""  # of the file, if it is an experiment
+    strict: bool = False  # a metric that no point gives is a mistake
 
     @property
     def name(self) -> str:
@@ -97,16 +101,16 @@ def read(
     """`asked` are metrics, repeats and quality_tokens of the command line, which win. ConfigError
     lists what is wrong with the experiment itself; points are judged one by one, later."""
     path = find_recipe(recipe)
-    body = load_yaml(path)
-    said = (body.get(SWEEP) or {}) if isinstance(body, Mapping) else {}
+    body = load_recipe(path)
+    said = body.get(SWEEP) or {}
     problems = list(_shape(path, said))
     if problems:
         raise ConfigError(problems)
     said = {**said, **{key: value for key, value in asked.items() if value is not None}}
-    options = Options(path, body if isinstance(body, Mapping) else {}, allow)
+    options = Options(path, body, allow)
     where = f"{path.name} {SWEEP}.cases"
     points = tuple(_points(said, overrides, options, where, problems))
-    metrics = tuple(said.get("metrics") or DEFAULT)
+    metrics = tuple(dict.fromkeys(map(str, said.get("metrics") or DEFAULT)))
     problems += [_unknown(name) for name in metrics if name not in METRICS]
     if not problems and not any(point.own for point in points):
         deep = any(map(_is_deep, (*said.get("params", ()), *overrides)))
@@ -116,7 +120,8 @@ def read(
     tokens = said.get("quality_tokens", QUALITY_TOKENS) if set(metrics) & set(QUALITY) else 0
     repeats = said.get("repeats", 3)
     goal = first_comment(path).removeprefix("Goal:").strip() if SWEEP in body else ""
-    return Experiment(recipe, path, points, metrics, repeats, tokens, tuple(allow), goal)
+    strict = not overrides or asked.get("metrics") is not None
+    return Experiment(recipe, path, points, metrics, repeats, tokens, tuple(allow), goal, strict)
 
 
 def _shape(path: Path, said: Any) -> Iterator[Problem]:
@@ -135,8 +140,8 @@ def _shape(path: Path, said: Any) -> Iterator[Problem]:
             yield Problem(f"{where}.{key}", f"wants 1 or more, got {value}.")
 
 
-def _unknown(name: object) -> Problem:
-    hint = f"{nearest(str(name), METRICS)} Metrics: {', '.join(METRICS)}."
+def _unknown(name: str) -> Problem:
+    hint = f"{nearest(name, METRICS)} Metrics: {', '.join(METRICS)}."
     return Problem("metrics", f"no metric '{name}'.", hint.strip())
 
 
@@ -150,7 +155,7 @@ def _nothing(recipe: str, deep: bool) -> Problem:
         return Problem(recipe, what, "Add somebody who drafts: drafter=suffix")
     what = "has no points to compare: nothing in it takes more than one value."
     hint = (
-        f"Give a setting several: headrace sweep {recipe} kv=native,kv8. Experiments that have "
+        f"Give a setting several: headrace sweep {shlex.quote(recipe)} kv=native,kv8. Experiments that have "
         "points: kv_quality, drafters, depth, tiers, rows. One point is: headrace bench"
     )
     return Problem(recipe, what, hint)
@@ -216,14 +221,26 @@ def _laid(
 
 def _cases(said: Iterable[Any], where: str, problems: list[Problem]) -> Iterator[Case]:
     """A case may sweep too: `drafter=ngram,suffix depth.max=16` is two cases."""
-    for case in said:
+    for index, case in enumerate(said):
         try:
-            words = shlex.split(str(case))
+            words = _words(case)
         except ValueError as error:
-            hint = "A case is typed as after a recipe: drafter=suffix depth.max=4,8"
-            problems.append(Problem(where, f"{str(case)!r} cannot be read: {error}.", hint))
+            problems.append(Problem(f"{where}[{index}]", f"{case!r} {error}.", CASE))
         else:
             yield from product(*(_spread(text, problems) for text in words))
+
+
+def _words(case: Any) -> list[str]:
+    """ValueError says why it is no case."""
+    if not isinstance(case, str):
+        raise ValueError("is no text")
+    try:
+        words = shlex.split(case)
+    except ValueError as error:
+        raise ValueError(f"cannot be read: {error}") from error
+    if wrong := [word for word in words if not is_override(word)]:
+        raise ValueError(f"cannot be read: '{wrong[0]}' is not an override")
+    return words
 
 
 def _spread(text: str, problems: list[Problem]) -> list[str]:
@@ -269,10 +286,11 @@ def _without(case: Case, key: str) -> Case:
 
 def _values(key: object, raw: Any, problems: list[Problem]) -> list[str]:
     """The values of one parameter: Hydra's grammar in a text, or a YAML list."""
-    if isinstance(raw, list):
-        return [_typed(item) for item in raw]
     try:
-        return sweep_values(_typed(raw))
+        if raw is None or raw == []:
+            raise ValueError(f"has no value. {QUOTE}")
+        one = not isinstance(raw, list)
+        return sweep_values(_typed(raw)) if one else [_typed(item) for item in raw]
     except ValueError as error:
         problems.append(Problem(str(key), str(error)))
         return []

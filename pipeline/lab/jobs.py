@@ -66,12 +66,15 @@ def _measured(job: Job) -> dict[str, Any]:
         side = checked.side(checked.name, Path(folder))
         found = result([side], measure([side], checked.workload, job.repeats))
     if job.quality_tokens:
-        found["contestants"][0]["figures"] |= quality(job)
+        figures, tokens = quality(job)
+        found["contestants"][0]["figures"] |= figures
+        found["contestants"][0]["quality_tokens"] = tokens
     return found
 
 
-def quality(job: Job) -> dict[str, Any]:
-    """KL, top-1 agreement and perplexity of the point's KV policy against native, on our own text."""
+def quality(job: Job) -> tuple[dict[str, Any], int]:
+    """KL, top-1 agreement and perplexity of the point's KV policy against native, on our own text, and
+    how many of its tokens were scored."""
     from pipeline.lab import quality as lab
     from pipeline.lab.metrics import spread
     from pipeline.lab.texts import read
@@ -84,7 +87,7 @@ def quality(job: Job) -> dict[str, Any]:
         raise HeadraceError(outcome.refused)
     line = outcome.whole
     found = {"kl": line.kl, "top1": line.top1, "perplexity": line.perplexity}
-    return {name: spread([value]) for name, value in found.items()}
+    return {name: spread([value]) for name, value in found.items()}, line.tokens
 
 
 def main() -> int:

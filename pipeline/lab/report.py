@@ -88,6 +88,7 @@ def as_html(experiment: Experiment, rows: Sequence[Row], about: Mapping[str, Any
         machines=measured,
         apart=len({(one["cpu"], one["cores"], one["system"]) for one, _ in measured}) > 1,
         known=sorted(row.when for row in good if row.known),
+        scored=sorted({row.contestant.get("quality_tokens", 0) for row in good} - {0}),
         best=list(best(experiment, good)),
         sections=[(title, list(made)) for title, made in _sections(experiment, good)],
         metrics=[(name, heading(name)) for name in experiment.metrics],

@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.catalog import load_yaml, package_folder
 from pipeline.errors import ConfigError, Problem
 from pipeline.identity import digest, file_digest
-from pipeline.lab.experiment import Experiment, Point, label
+from pipeline.lab.experiment import DEFAULT, Experiment, Point, label
 from pipeline.lab.folder import own, sweep_leftovers, write
 from pipeline.lab.jobs import FAILED, OK, Job
 from pipeline.lab.lock import facts as here
@@ -188,19 +188,23 @@ def _job(experiment: Experiment, point: Point) -> Job:
 
 
 def _given(experiment: Experiment, checked: Sequence[Checked]) -> None:
-    """ConfigError for metrics that no workload of these points gives."""
+    """ConfigError for metrics that no workload of these points gives, where nothing but the metrics
+    themselves can be meant: what is typed over an experiment may leave some of its columns empty."""
+    if not experiment.strict:
+        return
     offered = {
         "forms": (any(one.workload.forms for one in checked), "workload=json"),
         "leave": (any(one.workload.leave for one in checked), "workload=mixed"),
         "drafts": (any(one.choices["drafter"] != "none" for one in checked), "drafter=ngram"),
     }
+    needs = {name: METRICS[name].gives for name in experiment.metrics}
+    missing = [name for name, what in needs.items() if what and not offered[what][0]]
+    given = [name for name in experiment.metrics if name not in missing]
     problems = []
-    for name in experiment.metrics:
-        needs = METRICS[name].gives
-        if needs and not offered[needs][0]:
-            what = f"no point gives '{name}' ({METRICS[name].title})."
-            hint = f"Leave it out, or add {offered[needs][1]}."
-            problems.append(Problem("metrics", what, hint))
+    for name in missing:
+        what = f"no point gives '{name}' ({METRICS[name].title})."
+        hint = f"Add {offered[needs[name]][1]}, or type: --metrics {','.join(given or DEFAULT)}"
+        problems.append(Problem("metrics", what, hint))
     if problems:
         raise ConfigError(problems)
 

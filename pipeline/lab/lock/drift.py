@@ -16,17 +16,13 @@ MEND = {
     "config": "Leave it as it was locked, or allow it: --allow-drift {name}",
     "graph": "The stages' own code has changed: install headrace as it was, or lock the recipe again.",
     "code": "Install headrace as it was, or lock the recipe again.",
-    "artifacts": "Bring it back as it was (or say where it is now: {place}=… --allow-drift "
-    "config.{place}), or lock the recipe again.",
+    "artifacts": "Bring it back as it was{moved}, or lock the recipe again.",
     "model": "Tokenizer, template or weights are not what was tested: lock the recipe again.",
     "packages": "pip install {package}=={locked}, or allow it: --allow-drift packages",
     "platform": "On another machine on purpose? --allow-drift platform, and then headrace replay",
 }
-PLACES = (  # of files, by how their names begin; elsewhere it is `path`
-    ("adapters.shelf/", "adapters.shelf"),
-    ("adapters.", "adapters.folders"),
-    ("kv.", "kv.map"),
-)
+MOVED = " (or say where it is now: {place}=… --allow-drift config.{place})"
+PLACES = ("path", "folder", "map", "folders")  # settings that say where an option's files are
 SHELF = "shelf/"  # how names of files begin that lie on `adapters.shelf`
 ABSENT = "nothing"
 
@@ -48,6 +44,7 @@ class Difference:
     name: str
     locked: Any
     here: Any
+    place: str = ""  # the setting that says where an artifact is
 
     @property
     def section(self) -> str:
@@ -55,9 +52,8 @@ class Difference:
 
     def __str__(self) -> str:
         package = self.name.partition(".")[2]
-        usual = f"{package.partition('.')[0]}.path"
-        place = next((place for head, place in PLACES if package.startswith(head)), usual)
-        words = {"name": self.name, "package": package, "place": place}
+        moved = MOVED.format(place=self.place) if self.place else ""
+        words = {"name": self.name, "package": package, "moved": moved}
         hint = MEND[self.section].format(**words, locked=self.locked)
         if self.section == "packages" and self.locked == ABSENT:
             hint = f"pip uninstall {package}, or allow it: --allow-drift packages"
@@ -71,11 +67,21 @@ class Difference:
 def differences(locked: Mapping[str, Any], other: Mapping[str, Any]) -> list[Difference]:
     """Of the sections that both have, in the order of a lock."""
     return [
-        Difference(name, before, after)
+        Difference(name, before, after, _place(name, locked.get("config", {})))
         for section in COMPARED
         if section in locked and section in other
         for name, before, after in _apart(section, locked[section], other[section])
     ]
+
+
+def _place(name: str, config: Mapping[str, Any]) -> str:
+    """The setting of the chosen option that says where an artifact is, if it has one."""
+    section, _, artifact = name.partition(".")
+    group = artifact.partition(".")[0]
+    if artifact.startswith(f"adapters.{SHELF}"):
+        return "adapters.shelf"
+    known = config.get(group, {}) if section == "artifacts" else {}
+    return next((f"{group}.{key}" for key in PLACES if key in known), "")
 
 
 def _apart(name: str, one: Any, two: Any) -> Iterator[tuple[str, Any, Any]]:
