@@ -149,14 +149,38 @@ def test_the_command_of_a_point_measures_its_own_policy_only():
         (["tiny", "kv=kv8", "--kv", "kv4,kv8"], "--kv: scores policies as they are listed"),
         (["tiny", "--text", "/no/such/file"], "--text: /no/such/file cannot be read"),
         (["tiny", "--tokens", "0"], "--tokens: wants a whole number, 1 or more, got '0'"),
-        (["tiny", "--text", "{empty}"], "the text has 1 tokens: at least 2 can be scored"),
+        (["tiny", "--text", "{empty}"], "{empty} is empty: there is nothing to score"),
+        (
+            ["tiny", "model.context=2", "--text", "{short}"],
+            "--text: {short}: at least 2 tokens can be",
+        ),
+        (["tiny", "--kv", ","], "--kv: names no policy, got ','"),
+        (["tiny", "--kv", "native,kv88,kv9"], "kv: has no option 'kv88'. Did you mean 'kv8'?"),
+        (["tiny", "--kv", "native,kv88,kv9"], "kv: has no option 'kv9'."),
+        (
+            ["tiny", "kv=kv4", "kv.bitz=3"],
+            "kv.bitz: kv=kv4 takes no 'bitz'. Did you mean 'kv.bits'?",
+        ),
     ],
 )
-def test_mistakes_are_the_users(cli, tmp_path, words, text):
-    empty = tmp_path / "empty.txt"
-    empty.write_text("")
-    code, _, err = cli(*[word.format(empty=empty) for word in words])
-    assert code == 2 and text in err
+def test_mistakes_are_the_users_and_known_before_anything_is_scored(cli, tmp_path, words, text):
+    files = {name: str(tmp_path / f"{name}.txt") for name in ("empty", "short")}
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "short.txt").write_text("a")
+    code, _, err = cli(*[word.format(**files) for word in words])
+    assert code == 2 and text.format(**files) in err
+    assert "the reference" not in err
+
+
+def test_a_policy_that_the_model_cannot_use_scores_no_tokens_and_has_no_bytes(cli):
+    """Heads of 16 have no groups of 64."""
+    code, out, err = cli("tiny", "--tokens", "8", "--json")
+    outcomes = {one["policy"]: one for one in json.loads(out)["outcomes"]}
+    refused = [name for name, one in outcomes.items() if one["refused"]]
+    assert code == 0 and "kv=kv4" in refused and "kv=paged" not in refused
+    assert {outcomes[name]["bytes_per_token"] for name in refused} == {None}
+    told = [f"{name}: {'cannot be used' if name in refused else '9 tokens'}" for name in outcomes]
+    assert err.splitlines() == ["kv=native: the reference", *told]
 
 
 def test_our_text_is_long_enough_for_every_length():

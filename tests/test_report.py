@@ -212,6 +212,12 @@ def test_figures_are_shown_with_what_can_be_read_of_them():
         "1,234",
     ]
     assert [with_unit("ttft_ms", 3.14159), with_unit("tokens_per_s", None)] == ["3.14 ms", "–"]
+    assert [shown("seconds", value) for value in (0.0186, 2, 12.345, 0)] == [
+        "0.0186",
+        "2.00",
+        "12.3",
+        "0.00",
+    ]
     text = as_csv(lab_rows.experiment(), lab_rows.rows())
     head = "number,point,workload,status,reason,known,when,kv,kv.k_bits,kv.v_bits,model,tokens"
     assert text.splitlines()[0].startswith(head)

@@ -26,12 +26,20 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from pipeline.lab import quality
 
-    named = [name.strip() for name in (args.kv or "").split(",") if name.strip()]
+    named = _named(args.kv)
     asked = quality.asked(args.recipe, args.overrides, named, args.allow_code)
     lengths = [n for n in quality.LENGTHS if n < args.tokens] + [args.tokens]
-    report = quality.measure(asked, _text(args.text), lengths, quality.to_stderr)
+    name = f"--text: {args.text}" if args.text else "our own text"
+    report = quality.measure(asked, _text(args.text), lengths, quality.to_stderr, name)
     print(json.dumps(quality.as_json(report)) if args.json else quality.as_text(report))
     return 0
+
+
+def _named(said: str | None) -> list[str]:
+    names = [name.strip() for name in (said or "").split(",") if name.strip()]
+    if said is not None and not names:
+        raise UsageError(f"--kv: names no policy, got '{said}'. Try: headrace list kv")
+    return names
 
 
 def _text(file: str | None) -> str:
@@ -40,6 +48,9 @@ def _text(file: str | None) -> str:
     if file is None:
         return "\n\n".join(map(read, ("survey", "mill")))
     try:
-        return user_path(file).read_text(encoding="utf-8")
+        text = user_path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--text: {file} cannot be read: {error}") from None
+    if not text.strip():
+        raise UsageError(f"--text: {file} is empty: there is nothing to score")
+    return text

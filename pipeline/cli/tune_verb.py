@@ -28,7 +28,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="quality: least top-1 agreement with kv=native (0.95); 1: and no score may differ (KL 0)",
     )  # fmt: skip
     parser.add_argument(
-        "--repeats", type=count, default=3, metavar="N", help="measured passes a point (3)"
+        "--repeats",
+        type=count,
+        default=3,
+        metavar="N",
+        help="measured passes a point, 3 or more (3)",
     )
     parser.add_argument(
         "--out",
@@ -74,8 +78,13 @@ def run(args: Namespace) -> int:
 
 def _refuse(args: Namespace) -> None:
     """Before anything is measured."""
+    from pipeline.lab.tune.goals import LEAST_REPEATS
+
     if not 0 <= args.floor <= 1:
         raise UsageError(f"--floor: wants a share from 0 to 1, got {args.floor}")
+    if args.repeats < LEAST_REPEATS:
+        what = f"wants {LEAST_REPEATS} or more, got {args.repeats}"
+        raise UsageError(f"--repeats: {what}: fewer do not tell what is better from what had luck")
     if args.output.suffix != ".yaml" or args.output.name.endswith(".lock.yaml"):
         raise UsageError(f"--output: a recipe's name ends with .yaml, got {args.output}")
     if not args.output.parent.is_dir():
@@ -98,7 +107,8 @@ def _told(step: Step) -> str:
         figure = told(verdict.row, step.metric)
         print(f"  {verdict.row.label}: {figure}; {verdict.why}", file=sys.stderr)
     kept = next((v for v in step.verdicts if v.row.label == step.chosen), step.verdicts[0])
-    why = f"{kept.why}" if step.chosen else "nothing was better"
+    forced = "the first above the floor" if step.chosen else "nothing was better"
+    why = kept.why if kept.better else forced
     name = step.chosen or "as it was"
     return f"{step.knob.name}: {name}, {step.metric} {told(kept.row, step.metric)}; {why}"
 

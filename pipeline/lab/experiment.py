@@ -36,6 +36,7 @@ KEYS: Mapping[str, type] = {
 }
 CASE = "Type it as after a recipe: drafter=ngram depth.max=4"
 QUOTE = "Several in {…} are quoted, as in {drafter: 'none,ngram'}; null itself is 'null'"
+AS_IT_IS = "as it is"  # a point without overrides of its own
 DEEP = "depth"  # where nobody drafts, it says nothing
 DEFAULT = ("tokens_per_s", "ttft_ms", "kv_bytes_per_token", "peak_mb")
 QUALITY_TOKENS = 512
@@ -43,19 +44,21 @@ QUALITY_TOKENS = 512
 
 @dataclass(frozen=True)
 class Point:
-    """One combination. `own` are the overrides that tell it from others, `overrides` are all."""
+    """One combination. `own` are the overrides that tell it from others, `overrides` are all; `bare`
+    is what it is called without any of its own."""
 
     own: tuple[str, ...]
     overrides: tuple[str, ...]
+    bare: str = AS_IT_IS
 
     @property
     def label(self) -> str:
-        return label(typed(self.own))
+        return label(typed(self.own)) if self.own else self.bare
 
 
 def label(own: Iterable[str]) -> str:
     """A point's name, of overrides without secrets."""
-    return " ".join(map(plain, own)) or "as it is"
+    return " ".join(map(plain, own)) or AS_IT_IS
 
 
 def plain(text: str) -> str:

@@ -16,11 +16,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.build import pipeline_to_run
-from pipeline.catalog import Catalog, package_folder
+from pipeline.catalog import Catalog, find_recipe, package_folder
 from pipeline.compose import Composed, compose, leaves
 from pipeline.engine import Engine
 from pipeline.errors import ConfigError, HeadraceError, OpenError, Problem
 from pipeline.lab.table import markdown
+from pipeline.overrides import choice_problem
 from pipeline.secrets import storable
 
 LENGTHS = (128, 256, 512, 1024, 2048)  # tokens of context that end a line of the table
@@ -57,7 +58,7 @@ class Outcome:
     """One policy: its lines and the line over all, or why it cannot be used here."""
 
     policy: str
-    bytes_per_token: float = 0.0
+    bytes_per_token: float | None = None
     lines: tuple[Line, ...] = ()
     whole: Line | None = None
     refused: str = ""
@@ -80,6 +81,7 @@ def asked(
 ) -> Asked:
     """The policies named, as they are listed; else the one chosen; else, where that is `native` by
     default, all there are. ConfigError for those named beside one that is typed."""
+    _refuse_unknown(recipe, named)
     one = chosen(recipe, overrides, allow)
     if named and one.named:
         what = "scores policies as they are listed, and others are typed with their settings: not both."
@@ -107,18 +109,30 @@ def _label(composed: Composed, own: Iterable[str]) -> str:
     return " ".join([f"kv={composed.choices['kv']}", *said, *taken])
 
 
+def _refuse_unknown(recipe: str, named: Sequence[str]) -> None:
+    """ConfigError for all names of no policy, ours or beside the recipe."""
+    catalog = Catalog(package_folder("conf"), (find_recipe(recipe).parent,))
+    base = catalog.base_choices()
+    found = [choice_problem("kv", name, base, catalog) for name in named]
+    if problems := list(filter(None, found)):
+        raise ConfigError(problems)
+
+
 def measure(
-    wanted: Asked, text: str, lengths: Sequence[int] = LENGTHS, say: Callable[[str], None] = print
+    wanted: Asked,
+    text: str,
+    lengths: Sequence[int] = LENGTHS,
+    say: Callable[[str], None] = print,
+    name: str = "the text",
 ) -> dict[str, Any]:
     """Score `text` under native, then under each policy. Plain data: model, tokens, outcomes."""
     with TemporaryDirectory() as folder:
-        runs = _Runs(wanted, f"{folder}/reference")
-        say("kv=native: the reference")
-        model, ids = runs.record(text, max(lengths))
-        outcomes = []
-        for label, own in wanted.policies.items():
-            say(f"{label}: {len(ids)} tokens")
-            outcomes.append(runs.outcome(label, own, ids, lengths))
+        runs = _Runs(wanted, f"{folder}/reference", say)
+        runs.check()
+        model, ids = runs.record(text, max(lengths), name)
+        outcomes = [
+            runs.outcome(label, own, ids, lengths) for label, own in wanted.policies.items()
+        ]
     return {"model": model, "tokens": len(ids), "chunk": CHUNK, "outcomes": outcomes}
 
 
@@ -126,14 +140,22 @@ def measure(
 class _Runs:
     wanted: Asked
     folder: str
+    say: Callable[[str], None]
 
-    def record(self, text: str, most: int) -> tuple[str, list[int]]:
+    def check(self) -> None:
+        """ConfigError for policies named that do not fit together, before the long reference run."""
+        for own in self.wanted.policies.values() if self.wanted.named else ():
+            self._load(own, "reference", self.wanted.without)
+
+    def record(self, text: str, most: int, name: str) -> tuple[str, list[int]]:
         """The native run: the model's name and the ids that were scored."""
         with self._load(NATIVE, "record", (*OURS, "kv")) as engine:
             info = engine.target_info
             ids = engine.tokenizer.encode(text)[: min(most + 1, info["context_len"] - 1)]
             if len(ids) < 2:
-                raise HeadraceError(f"the text has {len(ids)} tokens: at least 2 can be scored")
+                what = f"at least 2 tokens can be scored, and here it gives {len(ids)}"
+                raise HeadraceError(f"{name}: {what}")
+            self.say("kv=native: the reference")
             _score(engine, ids)
         return info["name"], ids
 
@@ -144,10 +166,12 @@ class _Runs:
             with self._load(own, "reference", self.wanted.without) as engine:
                 parts = engine.pipeline.parts
                 size = float(parts["kv"].bytes_per_token(parts["model"]))
+                self.say(f"{label}: {len(ids)} tokens")
                 entries = _score(engine, ids)
         except (OpenError, ConfigError) as error:
             if self.wanted.named:
                 raise
+            self.say(f"{label}: cannot be used")
             return Outcome(label, refused=" ".join(str(error).split()))
         lines = tuple(_lines(entries, lengths))
         return Outcome(label, size, lines, _line(entries, 0, len(entries)))
@@ -201,7 +225,7 @@ def as_text(report: Mapping[str, Any]) -> str:
 
 
 def _rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
-    if outcome.whole is None:
+    if outcome.whole is None or outcome.bytes_per_token is None:  # refused
         return
     for line in (*outcome.lines, outcome.whole):
         context = "all" if line is outcome.whole else f"{line.low + 1}-{line.high}"

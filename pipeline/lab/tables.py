@@ -28,7 +28,7 @@ def shown(metric: str, value: float | None) -> str:
         return f"{value:.2g}"
     if unit in ("MB", "B") or value >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
+    return f"{value:#.3g}" if abs(value) < 10 else f"{value:.1f}"
 
 
 def with_unit(metric: str, value: float | None) -> str:

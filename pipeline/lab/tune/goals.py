@@ -10,6 +10,7 @@ from pipeline.lab.sweep import Row
 from pipeline.lab.tables import median, with_unit
 
 LEAST_GAIN = 0.03  # less than this is not worth another setting
+LEAST_REPEATS = 3  # of two that are alike, all 3 of one are better once in 20 times
 
 
 @dataclass(frozen=True)
@@ -108,22 +109,22 @@ def refusal(row: Row, floor: float | None) -> str:
 
 
 def judge(row: Row, best: Row, metric: str, floor: float | None) -> Verdict:
-    """Against the best so far: better by enough, and its median beyond all samples of the other's."""
+    """Against the best so far: better by enough, and even its worst repeat better than the other's best."""
     if why := refusal(row, floor):
         return Verdict(row, False, why)
     value, held = row.figure(metric), best.figure(metric)
     if value is None or held is None:
         return Verdict(row, False, f"has no {metric}")
     if row is best:
-        return Verdict(row, False, "the first that is good enough")
+        return Verdict(row, False, "what the others are compared with")
     if not held["median"]:  # a model that keeps no tokens has no bytes of them to save
         return Verdict(row, False, f"no better than {best.label}: {told(best, metric)}")
     less = METRICS[metric].better == "less"
     gain = value["median"] / held["median"] - 1
     gain = -gain if less else gain
-    beyond = value["median"] < held["low"] if less else value["median"] > held["high"]
+    apart = value["high"] < held["low"] if less else value["low"] > held["high"]
     said = f"{abs(gain):.1%} {'better' if gain > 0 else 'worse'} than {best.label}"
-    if gain >= LEAST_GAIN and (beyond or value["median"] == value["low"] == value["high"]):
+    if gain >= LEAST_GAIN and apart:
         return Verdict(row, True, said)
     enough = (
         "too little to count" if 0 <= gain < LEAST_GAIN else "within the spread" if gain > 0 else ""

@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.catalog import find_recipe, load_yaml
 from pipeline.compose import Composed, compose, leaves
 from pipeline.errors import HeadraceError
-from pipeline.lab.experiment import Experiment, Point
+from pipeline.lab.experiment import AS_IT_IS, Experiment, Point
 from pipeline.lab.runners import Runner
 from pipeline.lab.sweep import Row, Tell, measure, owned
 from pipeline.lab.tune.goals import KNOBS, Goal, Knob, Verdict, judge, refusal
@@ -94,7 +94,8 @@ class Search:
     def _measure(self, knob: Knob) -> list[Row]:
         """First what is chosen so far, then each candidate that is something else."""
         wanted, asks = self.wanted, self.wanted.goal.asks
-        points = [Point((), (*self.overrides, *asks))]
+        so_far = AS_IT_IS if self.overrides == self.wanted.overrides else "as chosen so far"
+        points = [Point((), (*self.overrides, *asks), so_far)]
         now = compose(wanted.recipe, self.overrides)
         for candidate in knob.candidates:
             words = moved(now, shlex.split(candidate))
