@@ -53,12 +53,12 @@ class Point:
 
     @property
     def label(self) -> str:
-        return label(typed(self.own)) if self.own else self.bare
+        return label(typed(self.own), self.bare)
 
 
-def label(own: Iterable[str]) -> str:
+def label(own: Iterable[str], bare: str = AS_IT_IS) -> str:
     """A point's name, of overrides without secrets."""
-    return " ".join(map(plain, own)) or AS_IT_IS
+    return " ".join(map(plain, own)) or bare
 
 
 def plain(text: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.catalog import load_yaml, package_folder
 from pipeline.errors import ConfigError, Problem
 from pipeline.identity import digest, file_digest
-from pipeline.lab.experiment import DEFAULT, Experiment, Point, label
+from pipeline.lab.experiment import AS_IT_IS, DEFAULT, Experiment, Point, label
 from pipeline.lab.folder import own, sweep_leftovers, write
 from pipeline.lab.jobs import FAILED, OK, Job
 from pipeline.lab.lock import facts as here
@@ -41,11 +41,12 @@ class Row:
     known: bool = False  # it had been run before
     when: str = ""  # it was run
     kv: str = ""  # as `workload`, what is chosen
+    bare: str = AS_IT_IS  # its name where nothing is its own
     result: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        return label(self.own)
+        return label(self.own, self.bare)
 
     @property
     def contestant(self) -> Mapping[str, Any]:
@@ -140,7 +141,8 @@ def _check(experiment: Experiment, place: Mapping[str, Any]) -> tuple[list[Row],
     facts = {"place": place, "packages": here.packages(), "cores": os.cpu_count()}
     for point in experiment.points:
         job = _job(experiment, point)
-        rows.append(row := Row(len(rows) + 1, typed(point.own), typed(point.overrides)))
+        row = Row(len(rows) + 1, typed(point.own), typed(point.overrides), bare=point.bare)
+        rows.append(row)
         try:
             checked.append(found := Checked.of(job.recipe, job.overrides, job.allow))
         except ConfigError as error:
