@@ -246,7 +246,7 @@ def _choose(parsed: Sequence[Override | Problem], base: Mapping[str, Any], draft
 def _join_options(draft: _Draft) -> DictConfig:
     """Base and all chosen options, by Hydra; then every stage's settings."""
     base = draft.catalog.base_choices()
-    lines = [f"{k}={_listed(v)}" for k, v in draft.choices.items() if v != base.get(k)]
+    lines = [f"{k}={listed(v)}" for k, v in draft.choices.items() if v != base.get(k)]
     if extra := draft.catalog.adds_options():
         lines.append(f"hydra.searchpath=[{','.join(map(_quoted_url, extra))}]")
     before = Singleton.get_state()
@@ -269,7 +269,8 @@ def _quoted_url(folder: Path) -> str:
     return f"'file://{text}'"
 
 
-def _listed(option: Any) -> str:
+def listed(option: Any) -> str:
+    """As it is typed after `group=`."""
     return (
         f"[{','.join(map(str, option or ['none']))}]" if isinstance(option, list) else str(option)
     )

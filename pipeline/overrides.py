@@ -128,11 +128,9 @@ def choice_problem(
         return Problem(key, f"'{twice[0]}' is there twice.", "Leave one out.")
     bad = [str(name) for name in options if str(name) not in known]
     if isinstance(option, str) and "," in option and set(option.split(",")) <= set(known):
-        hint = (
-            f"Try: '{key}=[{option}]'"
-            if many
-            else f"To compare them: headrace sweep … {key}={option}"
-        )
+        if many:
+            return Problem(key, "wants a list of several options.", f"Try: '{key}=[{option}]'")
+        hint = f"To compare them: headrace sweep … {key}={option}"
         return Problem(key, "takes one option here.", hint)
     if bad:
         text = f"has no option '{bad[0]}'. {nearest(bad[0], known)} Options: {names}."

@@ -76,13 +76,18 @@ class Plan:
     made: Mapping[str, Any] = field(default_factory=dict)  # the device, if it had to be first
 
 
+def allowed(allow: Iterable[str]) -> list[str]:
+    """Prefixes of the classes that may run: ours, those asked for, and the environment's."""
+    prefixes = ["stages", *allow, *re.split(r"[\s,]+", os.environ.get(ALLOW_CODE, ""))]
+    return [prefix.rstrip(".") for prefix in prefixes if prefix.strip(".")]
+
+
 def plan(
     composed: Composed, *, allow: Iterable[str] = (), first: Callable[[Spec], Any] | None = None
 ) -> Plan:
     """Check the whole configuration; ConfigError lists all problems, compose's included. `first`
     is called with the device's Spec before any other stages module is imported."""
-    prefixes = ["stages", *allow, *re.split(r"[\s,]+", os.environ.get(ALLOW_CODE, ""))]
-    check = _Check(composed, [prefix.rstrip(".") for prefix in prefixes if prefix.strip(".")])
+    check = _Check(composed, allowed(allow))
     config = composed.config
     device = check.part("device", config.get("device"))
     ready = first is not None and isinstance(device, Spec) and not check.problems

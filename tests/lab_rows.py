@@ -60,7 +60,7 @@ def rows() -> list[Row]:
             both = (*label.split(), f"workload={workload}")
             result = {"machine": machine(1), "contestants": [contestant(label, *figures)]}
             made = Row(len(found) + 1, both, both, "d", workload, OK)
-            made.result, made.kv = result, result["contestants"][0]["choices"]["kv"]
+            made.result, made.kv = result, f"kv={result['contestants'][0]['choices']['kv']}"
             found.append(made)
     refused = ("kv=kv4", "model=tiny")
     bad = Row(len(found) + 1, refused, refused, status=FAILED, reason=REASON)

@@ -300,7 +300,7 @@ def test_a_row_that_costs_more_among_many_shows(monkeypatch):
 def test_turns_of_the_fake_model_are_timed(monkeypatch):
     import pipeline
 
-    for name, value in (("LONG_TOKENS", 600), ("FINISHED", 3), ("ROWS", (1, 2))):
+    for name, value in (("LONG_TOKENS", 600), ("FINISHED", 3), ("MANY", 24), ("ROWS", (1, 2))):
         monkeypatch.setattr(turns, name, value)
     with pipeline.load("fake", "drafter=none", "tier=none", "model.delay_ms=2") as engine:
         seen = turns.stall(engine)

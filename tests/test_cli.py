@@ -203,16 +203,19 @@ def test_a_model_that_is_not_there(cli, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("typed", "hint"),
+    ("typed", "told"),
     [
-        ("drafter=none,ngram", "To compare them: headrace sweep … drafter=none,ngram"),
-        ("tier=ram,disk", "Try: 'tier=[ram,disk]'"),
+        (
+            "drafter=none,ngram",
+            "drafter: takes one option here. To compare them: headrace sweep … drafter=none,ngram",
+        ),
+        ("tier=ram,disk", "tier: wants a list of several options. Try: 'tier=[ram,disk]'"),
     ],
 )
-def test_several_options_where_one_is_wanted(cli, typed, hint):
+def test_several_options_where_one_is_wanted(cli, typed, told):
     code, _, err = cli("check", "fake", typed)
     assert code == 2
-    assert f"{typed.partition('=')[0]}: takes one option here. {hint}" in err
+    assert told in err
 
 
 @pytest.mark.parametrize("verb", ["sweep", "tune"])

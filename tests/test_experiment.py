@@ -112,6 +112,11 @@ def test_a_setting_that_no_point_takes_stays_in_all_and_is_refused():
     assert ["kv.bits=2" in point.overrides for point in points] == [False, True]
 
 
+def test_a_mistake_is_not_dropped_because_nobody_drafts():
+    points = read("fake", ["drafter=none", "kv=native,kv8", "depth.maxx=4"], {}, []).points
+    assert all("depth.maxx=4" in point.overrides for point in points)
+
+
 @pytest.mark.parametrize(
     "said", [("drafter=none", "depth.max=1,2"), ("drafter=none", "depth=fixed,adaptive")]
 )

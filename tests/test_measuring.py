@@ -355,7 +355,9 @@ def test_a_server_that_cannot_open_is_told_by_its_error_alone(tmp_path, capsys):
     words = ["tiny", "kv=kv8", "--repeats", "1", "--out", str(tmp_path / "new")]
     assert main(["bench", *words]) == 2
     told = capsys.readouterr().err
-    assert told.startswith("error: kv: tiny-llama: heads of 16 do not divide into groups of 64")
+    assert told.startswith(
+        "error: tiny: kv: tiny-llama: heads of 16 do not divide into groups of 64"
+    )
     assert told.count("\n") == 1 and told.count("error: ") == 1
 
 

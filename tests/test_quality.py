@@ -137,7 +137,7 @@ def test_the_command_of_a_point_measures_its_own_policy_only():
     )
     row.overrides = ("kv=native",)
     assert repeat(wanted, row)[1] == "headrace quality kv_quality kv=native --tokens 512"
-    row.overrides, row.kv = ("drafter=suffix",), "kv4"  # the recipe's
+    row.overrides, row.kv = ("drafter=suffix",), "kv=kv4"  # the recipe's
     assert repeat(wanted, row)[1] == "headrace quality kv_quality drafter=suffix --tokens 512"
 
 

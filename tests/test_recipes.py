@@ -44,7 +44,7 @@ def test_composes_checks_and_is_drawn(path):
 @each_recipe
 def test_fits_together_as_headrace_quality_runs_it(path, monkeypatch):
     monkeypatch.setattr(quality, "Engine", lambda built: built)  # not opened
-    runs = quality._Runs(quality.chosen(str(path), OWN.get(path.stem, [])), "reference")
+    runs = quality._Runs(quality.chosen(str(path), OWN.get(path.stem, [])), "reference", print)
     assert runs._load(quality.NATIVE, "record", (*quality.OURS, "kv")).phases["prefill"]
 
 

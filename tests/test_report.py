@@ -307,6 +307,13 @@ def test_passes_of_different_machines_are_different_lines():
     assert "cores" not in "".join(names), "what tells them apart is said, and no more"
 
 
+def test_one_measurement_is_one_pass_however_many_points_it_is():
+    rows = lab_rows.rows()[:2]
+    rows[1].result, rows[1].reason = rows[0].result, "the same configuration as point 1"
+    (seen,) = _passes(rows).values()
+    assert {rounds for rounds, _ in seen.values()} == {9}
+
+
 def test_whose_figures_a_point_has_is_said_where_it_is_shown():
     rows = lab_rows.rows()
     rows[1].reason = "the same configuration as point 1"

@@ -64,7 +64,7 @@ def run(args: Namespace) -> int:
     with bar() as say:
 
         def tell(row: Any, of: int) -> None:
-            say(row.label, row.number, of)
+            say(row.label, min(row.number, of), of)
 
         search = Search(wanted, folder, LocalRunner(), tell, args.allow_code)
         for step in search.steps():

@@ -36,7 +36,7 @@ from pipeline.lab import (
 from pipeline.lab.children import end_in_order, output
 from pipeline.lab.contestants import Field, headrace, mlx_lm, threads_here
 from pipeline.lab.figures import Figure
-from pipeline.lab.folder import writable
+from pipeline.lab.folder import writable, write
 from pipeline.lab.lines import Bench, Line, to_stderr
 from pipeline.lab.sse import BenchError
 from pipeline.lab.table import header, machine, row, table
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     print(table(figures, failures, time.monotonic() - start))
     print(f"BLAS of Headrace, and of mlx-lm where given the same: {facts['blas'] or 'not used'}")
     if args.json:
-        args.json.write_text(json.dumps(report(facts, figures, failures), indent=1), "utf-8")
+        write(args.json, json.dumps(report(facts, figures, failures), indent=1))
     return 0 if not failures and all(figure.met for figure in figures) else 1
 
 

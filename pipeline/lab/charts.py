@@ -102,13 +102,14 @@ def lines(
 
     legend = Legend.of([line.label for line in drawn], title)
     with _figure(2.9 + legend.height) as (figure, axes):
+        plotted = []
         for at, line in enumerate(drawn):
             colour, mark = SERIES[at % len(SERIES)], MARKS[at % len(MARKS)]
-            axes.plot(line.xs, line.ys, color=colour, marker=mark, markersize=4.5, label=line.label)
+            plotted += axes.plot(line.xs, line.ys, color=colour, marker=mark, markersize=4.5)
         axes.set(xlabel=x_title, ylabel=y_title)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylim(bottom=0, top=most)
-        legend.draw(figure, axes)
+        legend.draw(figure, plotted)
         return svg(figure)
 
 
@@ -120,16 +121,16 @@ def bars(
     sizes = [BAR + LINE * name.count("\n") for name in told]
     places = [end - size / 2 for end, size in zip(accumulate(sizes), sizes, strict=True)]
     with _figure(0.7 + sum(sizes) + legend.height) as (figure, axes):
-        left = [0.0] * len(labels)
-        for at, (name, values) in enumerate(parts.items()):
+        left, drawn = [0.0] * len(labels), []
+        for at, values in enumerate(parts.values()):
             colour = SERIES[at] if at < len(SERIES) else MUTED
-            axes.barh(places, values, left=left, height=0.66 * BAR, color=colour, label=name)
+            drawn.append(axes.barh(places, values, left=left, height=0.66 * BAR, color=colour))
             left = [a + b for a, b in zip(left, values, strict=True)]
         axes.set_yticks(places, told)
         axes.set_ylim(sum(sizes), 0)
         axes.grid(visible=False, axis="y")
         axes.set(xlabel=x_title)
-        legend.draw(figure, axes)
+        legend.draw(figure, drawn)
         return svg(figure)
 
 
@@ -152,8 +153,7 @@ class Legend:
         lines = sum(1 + name.count("\n") for name in self.names)
         return LINE * (1 + self.title.count("\n") - (-lines // self.columns))
 
-    def draw(self, figure: Any, axes: Any) -> None:
-        drawn, _ = axes.get_legend_handles_labels()
+    def draw(self, figure: Any, drawn: Sequence[Any]) -> None:
         figure.legend(
             drawn, self.names, loc="outside upper left", ncols=self.columns, title=self.title or None,
             alignment="left", handlelength=1.4, columnspacing=1.2,

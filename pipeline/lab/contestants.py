@@ -102,7 +102,11 @@ class Contestant:
     def _last_words(self) -> str:
         """Why it ended: the last `error: ` that it told, else the end of its log."""
         _, *errors = re.split(r"^error: ", tail := self._tail(), flags=re.MULTILINE)
-        return errors[-1].strip() if errors else f"{self.name} ended at once:\n{tail}"
+        return (
+            f"{self.name}: {errors[-1].strip()}"
+            if errors
+            else f"{self.name} ended at once:\n{tail}"
+        )
 
     def _tail(self) -> str:
         """Read where it is: the process writes at the position of the file that both have."""

@@ -174,8 +174,8 @@ def _points(
     """Cases x parameters; what the command line says of a key replaces what either says of it."""
     raw = {key_of(str(key)): value for key, value in said.get("params", {}).items()}
     raw |= {key_of(text): text.partition("=")[2] for text in overrides if _sets(text)}
-    plain = [text for text in overrides if not _sets(text)]
-    gone = [key_of(text) for text in plain]
+    others = [text for text in overrides if not _sets(text)]
+    gone = [key_of(text) for text in others]
     asked = {
         key: [f"{key}={value}" for value in _values(key, value, problems)]
         for key, value in raw.items()
@@ -188,7 +188,7 @@ def _points(
         if any(_chooses(case, key) for case in cases):
             cases = list(_overruled(cases, key, asked.pop(key)))
     combined = list(product(cases, product(*asked.values())))
-    laid = list(_laid(combined, plain, options))
+    laid = list(_laid(combined, others, options))
     shared = set.intersection(*(set(words) for _, words in laid)) if laid else set()
     found: dict[tuple[str, ...], Point] = {}
     for case, words in laid:
@@ -202,13 +202,20 @@ def _laid(
     combined: Sequence[tuple[Case, Case]], plain: Sequence[str], options: Options
 ) -> Iterator[tuple[Case, Case]]:
     """What each case says, and the words that go with it. A setting replaces the case's; points that
-    choose what does not take it are without it, if others do."""
+    choose what does not take it are without it, if others do. Where nobody drafts, how deep is left
+    out, if it varies or somebody else drafts: else nobody would say what is wrong with it."""
 
     def takes(case: Case, words: Case, key: str) -> bool:
         return not is_setting(key) or _says(case, key) or options.take((*case, *words), key)
 
+    def idle(case: Case, words: Case) -> bool:
+        return not options.chosen((*case, *words, *plain), "drafter")
+
     keys = {key_of(text) for _, words in combined for text in (*words, *plain)}
     meant = {key for key in keys if any(takes(*both, key) for both in combined)}
+    kept = set[str]()
+    if all(idle(*both) for both in combined):
+        kept = set.intersection(*(set(words) for _, words in combined)) | set(plain)
     for case, words in combined:
         said, more = case, []
         for text in (*words, *plain):
@@ -217,9 +224,9 @@ def _laid(
                 said = (*_without(said, key), text)
             elif key not in meant or takes(case, words, key):
                 more.append(text)
-        idle = not options.chosen((*said, *more), "drafter")
-        both = said, tuple(more)
-        yield (_without(both[0], DEEP), _without(both[1], DEEP)) if idle else both
+        if idle(case, words):
+            said, more = _without(said, DEEP), [t for t in more if t in kept or not _is_deep(t)]
+        yield said, tuple(more)
 
 
 def _cases(said: Iterable[Any], where: str, problems: list[Problem]) -> Iterator[Case]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.catalog import Catalog, join_defaults, load_yaml, package_folder
-from pipeline.compose import read
+from pipeline.compose import listed, read
 from pipeline.errors import ConfigError
-from pipeline.plan import PARTS, members, resolve
+from pipeline.plan import PARTS, allowed, members, resolve
 from pipeline.signature import signature
 
 Case = tuple[str, ...]  # overrides that go together
@@ -44,8 +44,8 @@ class Options:
         said = {key.removeprefix("override ").strip().lstrip("/"): own[key] for key in own}
         usual = {**base, **said}
         self._folders = {key_of(key): key.partition("@")[0] for key in base}
-        self._usual = {key_of(key): names(f"={_listed(usual[key])}") for key in usual}
-        self._allowed = ("stages", *allow)
+        self._usual = {key_of(key): names(f"={listed(usual[key])}") for key in usual}
+        self._allowed = allowed(allow)
         self._takes = cache(self._takes_it)
 
     def chosen(self, said: Sequence[str], group: str) -> tuple[str, ...]:
@@ -72,9 +72,5 @@ class Options:
     def _has(self, node: Mapping[str, Any], key: str) -> bool:
         takes = signature(resolve(node["_target_"], self._allowed))
         within = [group for kind in takes.parts.values() if (group := members(kind))]
-        listed = [name for group in within for name in self._catalog.options(group)]
-        return key in ("", "_target_", *takes.settings, *takes.parts, *listed)
-
-
-def _listed(option: Any) -> str:
-    return f"[{','.join(map(str, option))}]" if isinstance(option, list) else str(option)
+        below = [name for group in within for name in self._catalog.options(group)]
+        return key in ("", "_target_", *takes.settings, *takes.parts, *below)

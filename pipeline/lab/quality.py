@@ -97,11 +97,11 @@ def chosen(recipe: str, overrides: Sequence[str], allow: Iterable[str] = ()) -> 
     """The one policy that the recipe and what is typed choose, with its settings of either."""
     common = tuple(text for text in overrides if not OWN.match(text) and not KV.match(text))
     own = tuple(text for text in overrides if KV.match(text))
-    label = _label(compose(recipe, [*common, *own]), own)
+    label = policy_name(compose(recipe, [*common, *own]), own)
     return Asked(recipe, common, {label: own}, bool(own), tuple(allow))
 
 
-def _label(composed: Composed, own: Iterable[str]) -> str:
+def policy_name(composed: Composed, own: Iterable[str] = ()) -> str:
     """The option, and what is not as it is listed."""
     told = leaves(storable(composed.config["kv"], composed.sources, "kv"), "kv")
     said = [f"{path}={value}" for path, value in told if path in composed.sources]

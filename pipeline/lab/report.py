@@ -225,7 +225,7 @@ def _passes(rows: Sequence[Row]) -> dict[str, dict[int, list[float]]]:
     """What runs them -> width -> rounds and seconds."""
     found: dict[str, dict[int, list[float]]] = {}
     where = _places(rows)
-    for row in rows:
+    for row in (row for row in rows if not row.reason):  # measured itself
         for entry in row.contestant["widths"]:
             seen = found.setdefault(f"{_runs(row, entry['rows'])}{where[row.number]}", {})
             told = seen.setdefault(entry["width"], [0, 0])

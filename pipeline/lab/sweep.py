@@ -21,6 +21,7 @@ from pipeline.lab.jobs import FAILED, OK, Job
 from pipeline.lab.lock import facts as here
 from pipeline.lab.metrics import METRICS
 from pipeline.lab.options import key_of
+from pipeline.lab.quality import policy_name
 from pipeline.lab.runners import Runner
 from pipeline.lab.sides import PLACE, Checked
 from pipeline.secrets import typed, untold
@@ -40,7 +41,7 @@ class Row:
     reason: str = ""  # it failed; or whose figures it has
     known: bool = False  # it had been run before
     when: str = ""  # it was run
-    kv: str = ""  # as `workload`, what is chosen
+    kv: str = ""  # the policy, as `headrace quality` names it
     bare: str = AS_IT_IS  # its name where nothing is its own
     result: Mapping[str, Any] = field(default_factory=dict)
 
@@ -151,7 +152,8 @@ def _check(experiment: Experiment, place: Mapping[str, Any]) -> tuple[list[Row],
             row.reason = untold("; ".join(map(str, problems)), job.recipe, job.overrides)
             refused.append(ConfigError(problems))
             continue
-        row.workload, row.kv = (str(found.choices[group]) for group in ("workload", "kv"))
+        row.workload = str(found.choices["workload"])
+        row.kv = policy_name(found.built.composed)
         row.digest = identify(job, found, facts)
         jobs[row.number] = job
     if refused and not checked:

@@ -71,7 +71,7 @@ def repeat(experiment: Experiment, row: Row) -> list[str]:
 
 def _policy(row: Row) -> tuple[str, ...]:
     """Where nobody chose native, `headrace quality` without this measures every policy."""
-    return ("--kv", "native") if row.kv == "native" and "kv=native" not in row.overrides else ()
+    return ("--kv", "native") if row.kv == "kv=native" and "kv=native" not in row.overrides else ()
 
 
 def as_csv(experiment: Experiment, rows: Sequence[Row]) -> str:

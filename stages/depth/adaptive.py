@@ -52,10 +52,11 @@ class Adaptive:
 
     A wide round is also charged what it takes from a plain one after it, and what rounds brought is
     held against what they promised. Where none pays by `margin`, none is verified, and after `probe`
-    such rounds a short proposal is tried again; each failure doubles the wait. A drafter that costs
-    next to nothing is asked in every round and its proposals are cut; those that are refused are
-    compared with what came instead, so that a row which begins to repeat something is noticed at
-    once. One that costs more is not asked while it does not pay. Knows nothing about drafters and
+    such rounds a short proposal is tried again; each failure doubles the wait, up to 128. A drafter
+    that costs next to nothing is asked in every round and its proposals are cut; those that are
+    refused are compared with what came instead, so that a row which begins to repeat something is
+    noticed at once, and one is tried, for what it costs, after 128. One that costs more is not asked
+    while it does not pay. Knows nothing about drafters and
     models.
     """
 

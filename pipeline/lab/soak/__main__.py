@@ -20,7 +20,7 @@ from pathlib import Path
 from pipeline.errors import HeadraceError
 from pipeline.lab.children import end_in_order
 from pipeline.lab.contestants import Contestant
-from pipeline.lab.folder import writable
+from pipeline.lab.folder import writable, write
 from pipeline.lab.lines import to_stderr
 from pipeline.lab.sides import Checked
 from pipeline.lab.soak.run import Soaked, report, soak
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in soaked.seen.faults:
         print(line)
     if args.json:
-        args.json.write_text(json.dumps(report(soaked, figures), indent=1), "utf-8")
+        write(args.json, json.dumps(report(soaked, figures), indent=1))
     return 0 if all(figure.met for figure in figures) else 1
 
 
