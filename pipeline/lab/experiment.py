@@ -214,7 +214,7 @@ def _laid(
     keys = {key_of(text) for _, words in combined for text in (*words, *plain)}
     meant = {key for key in keys if any(takes(*both, key) for both in combined)}
     kept = set[str]()
-    if all(idle(*both) for both in combined):
+    if combined and all(idle(*both) for both in combined):
         kept = set.intersection(*(set(words) for _, words in combined)) | set(plain)
     for case, words in combined:
         said, more = case, []
