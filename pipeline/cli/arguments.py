@@ -116,7 +116,7 @@ def add_recipe(
 ) -> None:
     """The arguments of every verb that composes a recipe. `more` may stand before the overrides."""
     if not optional:
-        what = {"RECIPE": "name, or path of a YAML file"}.get(metavar)
+        what = "name, or path of a YAML file" if metavar == "RECIPE" else None
         parser.add_argument("recipe", metavar=metavar, help=what)
     parser.add_argument("overrides", metavar=f"{more} key=value".strip(), nargs="*", default=[])
     parser.add_argument(

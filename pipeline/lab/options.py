@@ -30,8 +30,8 @@ def key_of(text: str) -> str:
 def names(text: str) -> tuple[str, ...]:
     """The options that `group=…` chooses: `[ram]` is `ram`, and `none` is nothing."""
     value, typed = read(text.partition("=")[2])
-    listed = value if isinstance(value, list) else [value if typed is None else typed]
-    return tuple(str(name) for name in listed if name != "none")
+    several = value if isinstance(value, list) else [value if typed is None else typed]
+    return tuple(str(name) for name in several if name != "none")
 
 
 class Options:

@@ -256,7 +256,7 @@ def _place(row: Row) -> dict[str, str]:
 def _runs(row: Row, rows: int) -> str:
     own = [word for word in row.own if re.split("[.=]", word)[0] not in APART]
     name = " ".join(map(short_word, own)) or f"kv {row.contestant['choices']['kv']}"
-    return f"{name}, {rows} row{'s' if rows > 1 else ''}"
+    return f"{name}, {counted(rows, 'row')}"
 
 
 def _costs(seen: Mapping[int, Sequence[float]]) -> tuple[list[float], list[float]]:
