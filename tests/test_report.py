@@ -339,3 +339,16 @@ def test_dollars_in_a_name_are_dollars():
         bars([name], {"verify": [1.0]}, "x", name),
     ]
     assert all(f">{name}</text>" in svg for svg in drawn)
+
+
+def test_lines_that_cover_each_other_are_all_seen():
+    over = [Line("long", [1, 2, 3], [9, 8, 7]), Line("short", [1, 2], [9, 8])]
+    svg = lines(
+        [*over, Line("last", [1, 2, 3], [9, 8, 7]), Line("apart", [1, 3], [9, 5])], "x", "y"
+    )
+    widths = re.findall(
+        r'<path d="[^"]+" style="fill: none; stroke: var\(--s\d\); stroke-width: ([\d.]+)', svg
+    )
+    first, second, third, fourth, *legend = map(float, widths)
+    assert first > second > third == fourth
+    assert legend == [first, second, third, fourth]

@@ -56,6 +56,11 @@ class Line:
     xs: Sequence[float]
     ys: Sequence[float]
 
+    def under(self, later: Line) -> bool:
+        """More than half of its points are covered where `later` is drawn over it."""
+        points, over = (set(zip(line.xs, line.ys, strict=True)) for line in (self, later))
+        return 2 * len(points & over) > len(points)
+
 
 @contextmanager
 def _figure(height: float) -> Iterator[tuple[Any, Any]]:
@@ -89,7 +94,7 @@ def scatter(spots: Sequence[Spot], x_title: str, y_title: str, title: str = "") 
         textalloc.allocate(
             axes, xs, ys, names([spot.label for spot in spots], NAME), x_scatter=xs, y_scatter=ys, textsize=8.5,
             textcolor=INK, linecolor=MUTED, linewidth=0.6, min_distance=0.03, max_distance=0.45,
-            nbr_candidates=1000, priority_strategy="largest",
+            margin=0.015, nbr_candidates=1000, priority_strategy="largest",
         )  # fmt: skip
         return svg(figure)
 
@@ -97,7 +102,7 @@ def scatter(spots: Sequence[Spot], x_title: str, y_title: str, title: str = "") 
 def lines(
     drawn: Sequence[Line], x_title: str, y_title: str, title: str = "", *, most: float | None = None
 ) -> str:
-    """Lines with marks, and a legend above them."""
+    """Lines with marks, and a legend above them; one that others cover is wider, and seen below them."""
     from matplotlib.ticker import MaxNLocator
 
     legend = Legend.of([line.label for line in drawn], title)
@@ -105,7 +110,11 @@ def lines(
         plotted = []
         for at, line in enumerate(drawn):
             colour, mark = SERIES[at % len(SERIES)], MARKS[at % len(MARKS)]
-            plotted += axes.plot(line.xs, line.ys, color=colour, marker=mark, markersize=4.5)
+            wider = 2 * min(4, sum(line.under(later) for later in drawn[at + 1 :]))
+            plotted += axes.plot(
+                line.xs, line.ys, color=colour, marker=mark, markersize=4.5 + wider, linewidth=1.5 + wider,
+                clip_on=False,
+            )  # fmt: skip
         axes.set(xlabel=x_title, ylabel=y_title)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylim(bottom=0, top=most)
