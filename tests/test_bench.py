@@ -35,6 +35,12 @@ def test_the_interval_holds_the_median_and_is_the_same_each_time():
     assert median_interval([2.0] * 20) == (2.0, 2.0)
 
 
+def test_four_samples_have_no_interval_and_their_promise_is_met_by_the_median():
+    assert median_interval([1.0, 2.0, 3.0, 4.0]) is None
+    figure = ratio("x", "x", [(n, 1) for n in (1, 2, 3, 9)], Promise(">=", 2.6))
+    assert figure.interval is None and not figure.met
+
+
 def test_a_wider_level_gives_a_wider_interval():
     samples = [float(n * n % 37) for n in range(20)]
     narrow, wide = median_interval(samples, 0.5), median_interval(samples, 0.99)

@@ -342,13 +342,13 @@ def test_dollars_in_a_name_are_dollars():
 
 
 def test_lines_that_cover_each_other_are_all_seen():
-    over = [Line("long", [1, 2, 3], [9, 8, 7]), Line("short", [1, 2], [9, 8])]
-    svg = lines(
-        [*over, Line("last", [1, 2, 3], [9, 8, 7]), Line("apart", [1, 3], [9, 5])], "x", "y"
-    )
+    same = [Line(f"{n}", [1, 2, 3], [90, 80, 70 + n / 20]) for n in range(6)]
+    short, apart = Line("short", [1, 2], [90, 80]), Line("apart", [1, 3], [90, 50])
+    svg = lines([*same, short, Line("last", [1, 2, 3], [90, 80, 70]), apart], "x", "y")
     widths = re.findall(
-        r'<path d="[^"]+" style="fill: none; stroke: var\(--s\d\); stroke-width: ([\d.]+)', svg
+        r'd="[^"]+" style="fill: none; stroke: var\(--s\d\); stroke-width: ([\d.]+)', svg
     )
-    first, second, third, fourth, *legend = map(float, widths)
-    assert first > second > third == fourth
-    assert legend == [first, second, third, fourth]
+    drawn, legend = list(map(float, widths[:9])), list(map(float, widths[9:]))
+    assert drawn == sorted(drawn, reverse=True)
+    assert len(set(drawn)) == 8 and drawn[-2:] == [1.5, 1.5]
+    assert legend == [1.5] * 9

@@ -7,6 +7,7 @@ one drawing serves light, dark and print; sizes are those of a phone's width.
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,10 +57,12 @@ class Line:
     xs: Sequence[float]
     ys: Sequence[float]
 
-    def under(self, later: Line) -> bool:
-        """More than half of its points are covered where `later` is drawn over it."""
-        points, over = (set(zip(line.xs, line.ys, strict=True)) for line in (self, later))
-        return 2 * len(points & over) > len(points)
+    def under(self, later: Line, near: float) -> bool:
+        """More than half of its points are hidden by those of `later`, which are as `near` in y."""
+        over = dict(zip(later.xs, later.ys, strict=True))
+        points = zip(self.xs, self.ys, strict=True)
+        hidden = sum(abs(over.get(x, math.inf) - y) <= near for x, y in points)
+        return 2 * hidden > len(self.xs)
 
 
 @contextmanager
@@ -107,14 +110,14 @@ def lines(
 
     legend = Legend.of([line.label for line in drawn], title)
     with _figure(2.9 + legend.height) as (figure, axes):
-        plotted = []
+        plotted, near = [], 0.01 * max(y for line in drawn for y in line.ys)
         for at, line in enumerate(drawn):
-            colour, mark = SERIES[at % len(SERIES)], MARKS[at % len(MARKS)]
-            wider = 2 * min(4, sum(line.under(later) for later in drawn[at + 1 :]))
-            plotted += axes.plot(
-                line.xs, line.ys, color=colour, marker=mark, markersize=4.5 + wider, linewidth=1.5 + wider,
-                clip_on=False,
+            look = {"color": SERIES[at % len(SERIES)], "marker": MARKS[at % len(MARKS)]}
+            wider = 1.4 * sum(line.under(later, near) for later in drawn[at + 1 :])
+            axes.plot(
+                line.xs, line.ys, **look, markersize=4.5 + wider, linewidth=1.5 + wider, clip_on=False,
             )  # fmt: skip
+            plotted += axes.plot([], [], **look, markersize=4.5)
         axes.set(xlabel=x_title, ylabel=y_title)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylim(bottom=0, top=most)

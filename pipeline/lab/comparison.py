@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.lab.contestants import Contestant, Field
 from pipeline.lab.driving import Pass, drive
-from pipeline.lab.figures import FEWEST, median_interval
+from pipeline.lab.figures import median_interval
 from pipeline.lab.lines import Bench
 from pipeline.lab.metrics import METRICS, figures, totals
 from pipeline.lab.sides import Side, prepare
@@ -114,8 +114,8 @@ def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any
         ):
             ratios = [a / b for a, b in pairs]
             found[name] = {"ratio": statistics.median(ratios)}
-            if len(ratios) >= FEWEST:
-                found[name]["interval"] = list(median_interval(ratios))
+            if interval := median_interval(ratios):
+                found[name]["interval"] = list(interval)
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 LEVEL = 0.90
 RESAMPLES = 2000
-FEWEST = 5  # pairs: below, an interval says nothing of 90 %
+FEWEST = 5  # samples: below, an interval says nothing of 90 %
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,11 @@ class Figure:
 
 def median_interval(
     samples: Sequence[float], level: float = LEVEL, resamples: int = RESAMPLES
-) -> tuple[float, float]:
-    """Percentile bootstrap of the median (Efron, 1979), the same for the same samples."""
+) -> tuple[float, float] | None:
+    """Percentile bootstrap of the median (Efron, 1979), the same for the same samples; none of fewer
+    than `FEWEST`."""
+    if len(samples) < FEWEST:
+        return None
     draw = random.Random(0).choices
     medians = sorted(
         statistics.median(draw(samples, k=len(samples))) for _ in range(max(1, resamples))

@@ -19,7 +19,7 @@ from pipeline.lab.sse import Reply
 
 LENGTHS = (20, 60, 120, 180, 260, 360, 480, 640)  # prompt tokens of eight rows
 ROW_TOKENS = 40
-STALLS = 4  # a repeat prefills 4,096 tokens
+STALLS = 5  # the fewest with an interval: a repeat prefills 4,096 tokens
 
 
 def unequal(bench: Bench) -> list[Figure]:

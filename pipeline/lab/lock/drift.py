@@ -80,7 +80,7 @@ def _place(name: str, config: Mapping[str, Any]) -> str:
     group = artifact.partition(".")[0]
     if artifact.startswith(f"adapters.{SHELF}"):
         return "adapters.shelf"
-    known = config.get(group, {}) if section == "artifacts" else {}
+    known = (config.get(group) or {}) if section == "artifacts" else {}
     return next((f"{group}.{key}" for key in PLACES if key in known), "")
 
 
