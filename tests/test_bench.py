@@ -253,7 +253,9 @@ def test_the_table_says_what_is_met_and_what_is_not():
     assert "NOT MEASURED c: no server" in text
     assert text.splitlines()[-1] == "2 NOT MET, in 1.5 minutes"
     assert "every line met" in table([good], {}, 1)
-    assert row(good) == "a  first  3.00  [3.00, 3.00] of 1  >= 2  met"
+    assert row(good) == "a  first  3.00  of 1  >= 2  met"
+    five = ratio("a", "first", [(3, 1)] * 5, Promise(">=", 2))
+    assert row(five) == "a  first  3.00  [3.00, 3.00] of 5  >= 2  met"
 
 
 def test_the_header_names_machine_versions_and_threads():

@@ -62,10 +62,10 @@ def number(value: float) -> str:
 
 
 def cells(figure: Figure) -> tuple[str, ...]:
-    interval = ""
+    interval = f"of {len(figure.samples)}" if figure.samples else ""
     if figure.interval:
         low, high = map(number, figure.interval)
-        interval = f"[{low}, {high}] of {len(figure.samples)}"
+        interval = f"[{low}, {high}] {interval}"
     unit = f" {figure.unit}" if figure.unit else ""
     verdict = "met" if figure.met else "NOT MET"
     return (
