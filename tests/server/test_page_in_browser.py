@@ -114,10 +114,13 @@ def test_an_answer_streams_token_by_token_in_its_colours(page):
 
 
 def test_a_running_answer_can_be_stopped(page):
-    fill(page, "f-max_tokens", "5000")
+    fill(page, "f-max_tokens", "8000")
     page.find_element(By.ID, "words").send_keys("hello", Keys.ENTER)
-    until(page, "document.querySelectorAll('.tokens .t').length > 5")
-    page.find_element(By.ID, "stop").click()
+    seen, stop = (
+        "document.querySelectorAll('.tokens .t').length > 5",
+        "document.getElementById('stop')",
+    )
+    until(page, f"{seen} && !{stop}.hidden && !{stop}.click()")  # at once: the answer goes on
     until(page, "document.querySelector('.notes').textContent === 'Stopped.'")
     until(page, "!document.getElementById('send').disabled")
     until(page, "document.querySelector('#tiles').textContent.match(/requests running0/)")
