@@ -116,10 +116,8 @@ def test_an_answer_streams_token_by_token_in_its_colours(page):
 def test_a_running_answer_can_be_stopped(page):
     fill(page, "f-max_tokens", "8000")
     page.find_element(By.ID, "words").send_keys("hello", Keys.ENTER)
-    seen, stop = (
-        "document.querySelectorAll('.tokens .t').length > 5",
-        "document.getElementById('stop')",
-    )
+    seen = "document.querySelectorAll('.tokens .t').length > 5"
+    stop = "document.getElementById('stop')"
     until(page, f"{seen} && !{stop}.hidden && !{stop}.click()")  # at once: the answer goes on
     until(page, "document.querySelector('.notes').textContent === 'Stopped.'")
     until(page, "!document.getElementById('send').disabled")
